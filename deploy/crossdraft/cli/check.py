@@ -125,7 +125,7 @@ async def _check_all(names: Sequence[str], drafter: str | None, engine: EngineOp
 
 async def _checked(name: str, drafter: str | None, engine: EngineOptions) -> ModelCheck:
     try:
-        logits = await asyncio.to_thread(_logits, name, engine)
+        logits = await asyncio.to_thread(lambda: conformance(_loaded(name, engine).model, engine.max_model_len))
     except (UnsupportedModelError, ModelLoadError) as error:
         outcome = REFUSED if isinstance(error, UnsupportedModelError) else MISSING
         return ModelCheck(name, outcome, str(error).partition("\n")[0])
@@ -134,10 +134,6 @@ async def _checked(name: str, drafter: str | None, engine: EngineOptions) -> Mod
     wrong += [f"{how}: {equal} of {ALL_TOKENS} tokens" for how, equal in outputs.items() if equal < ALL_TOKENS]
     notes = [f"session by session: {logits.unbatched}"] if logits.unbatched else []
     return ModelCheck(name, DIFFERS if wrong else EXACT, "; ".join(wrong + notes), logits, outputs, judged)
-
-
-def _logits(name: str, engine: EngineOptions) -> Conformance:
-    return conformance(_loaded(name, engine).model, engine.max_model_len)
 
 
 def _options(name: str, engine: EngineOptions) -> ModelOptions:

@@ -5,15 +5,15 @@ A corpus is a stream of texts, read in chunks with a progress bar on stderr.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import TextIOWrapper
 from itertools import accumulate
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,7 +22,7 @@ from rich.table import Table
 from crossdraft.cli.running import CommandFailed, PlainConsole, UsageError, check_output, interruptible
 from crossdraft.config.commands import AffinityOptions
 from crossdraft.engine.names import ModelLoadError, source_of
-from crossdraft.text.affinity import Affinity, Matrix, Probabilities, save_affinity
+from crossdraft.text.affinity import Affinity, Matrix, save_affinity
 from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence
 from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
 from crossdraft.text.letters import Side
@@ -46,7 +46,9 @@ def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options
         UsageError: there is no such corpus, it has no text, an option does not fit, or the file cannot be written.
         CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.
     """
-    _check(options)
+    for name in ("window", "temperature"):
+        if getattr(options, name) is not None and options.kind == "aligned":
+            raise UsageError(f"--{name} is not an option of --kind {options.kind}: leave it out")
     check_output(output)
     ours, theirs = NamedTokenizer.load(target, Side.TARGET), NamedTokenizer.load(drafter, Side.DRAFTER)
     pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
@@ -64,41 +66,14 @@ def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options
     console.print(summary(affinity, pair))
 
 
-def _check(options: AffinityOptions) -> None:
-    """Raises UsageError if an option was given that this kind does not have."""
-    for name in ("window", "temperature"):
-        if getattr(options, name) is not None and options.kind == "aligned":
-            raise UsageError(f"--{name} is not an option of --kind {options.kind}: leave it out")
-
-
 def summary(affinity: Affinity, pair: Pair) -> Table:
     """What a matrix does with the probability of a draft token."""
-    table = Table(show_header=False)
-    table.add_row("draft tokens that the target has", f"{len(affinity.matrix.drafter_ids):,}")
-    for name, value in _figures(affinity.matrix, pair):
-        table.add_row(name, value)
+    table, matrix = Table(show_header=False), affinity.matrix
+    reached = f"{len(np.unique(matrix.target_ids)):,} of {pair.target.size:,}"
+    table.add_row("draft tokens that the target has", f"{len(matrix.drafter_ids):,}")
+    table.add_row("target tokens that a draft token can stand for", reached)
+    table.add_row("entries", f"{len(matrix.weights):,}")
     return table
-
-
-def _figures(matrix: Matrix, pair: Pair) -> list[tuple[str, str]]:
-    rows = np.diff(matrix.starts)
-    own = np.repeat(pair.to_target_ids(matrix.drafter_ids), rows) == matrix.target_ids
-    outside = ~np.isin(matrix.target_ids, pair.to_target_ids(matrix.drafter_ids))
-    return [
-        (
-            "target tokens that a draft token can stand for",
-            f"{len(np.unique(matrix.target_ids)):,} of {pair.target.size:,}",
-        ),
-        ("entries", f"{len(matrix.weights):,}"),
-        ("draft tokens that stand for themselves only", f"{int(((rows == 1) & (_sums(own, matrix) > 0)).sum()):,}"),
-        ("probability that a token keeps, mean", f"{_sums(own, matrix).mean():.1%}"),
-        ("probability that goes to tokens the drafter lacks, mean", f"{_sums(outside, matrix).mean():.1%}"),
-    ]
-
-
-def _sums(chosen: NDArray[np.bool_], matrix: Matrix) -> Probabilities:
-    """The total weight of the chosen entries of each row."""
-    return np.add.reduceat(np.where(chosen, matrix.weights, 0.0), matrix.starts[:-1])
 
 
 def _aligned(
@@ -162,40 +137,16 @@ def _kept_shares(ranking: TokenFrequencies) -> Table:
     return table
 
 
-@dataclass(frozen=True)
-class CorpusFiles:
-    """Files to read, in the order of their paths."""
-
-    path: Path  # as it was given
-    files: tuple[Path, ...]
-    sizes: tuple[int, ...]  # bytes of each
-
-
-def find_corpus(path: Path) -> CorpusFiles:
-    """The file at `path`, or all files in that folder and below it, hidden ones left out.
-
-    Raises:
-        UsageError: there is nothing at `path`, no file in it, or it may not be looked into.
-    """
-    try:
-        files = (path,) if path.is_file() else tuple(sorted(_files(path)))
-        if not files and not path.is_dir():
-            raise UsageError(f"there is no corpus {path}: give a file of text or JSON lines, or a folder of such files")
-        if not files:
-            raise UsageError(f"the corpus {path} has no files: give a file, or a folder with text in it")
-        return CorpusFiles(path, files, tuple(file.stat().st_size for file in files))
-    except OSError as error:
-        raise UsageError(f"the corpus {path} cannot be read: {error.strerror}") from error
-
-
 def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
-    """The text of a corpus in parts of `chunk` characters and the rest of their last line, or as much of it again.
+    """The text of a file, or of all files in a folder and below it, by path, hidden ones left out.
+
+    It comes in parts of `chunk` characters and the rest of their last line, or as much of it again.
 
     A line of a `.jsonl` file is an object whose `text` is a part of its own. Any other file is text itself; what is not
     UTF-8 or may not be read is skipped from about there to its end, and a note on stderr counts these files.
 
     Args:
-        path: a file or a folder.
+        path: of the file or folder.
         doing: label of the progress bar.
         chunk: characters.
 
@@ -203,19 +154,29 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
         UsageError: there is no corpus at `path` (raised before anything is read), or it has no text, or a line of JSON
             has none.
     """
-    return _texts(find_corpus(path), doing, chunk)
+    try:
+        found = [path] if path.is_file() else sorted(_files(path))
+        sizes = {file: file.stat().st_size for file in found}
+        there = bool(sizes) or path.is_dir()
+    except OSError as error:
+        raise UsageError(f"the corpus {path} cannot be read: {error.strerror}") from error
+    if not there:
+        raise UsageError(f"there is no corpus {path}: give a file of text or JSON lines, or a folder of such files")
+    if not sizes:
+        raise UsageError(f"the corpus {path} has no files: give a file, or a folder with text in it")
+    return _texts(path, sizes, doing, chunk)
 
 
-def _texts(corpus: CorpusFiles, doing: str, chunk: int) -> Iterator[str]:
+def _texts(path: Path, sizes: Mapping[Path, int], doing: str, chunk: int) -> Iterator[str]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     skipped: list[str] = []
     found = False
-    total = sum(corpus.sizes)
+    total = sum(sizes.values())
     interruptible()  # the progress bar has hidden the cursor
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(doing, total=total)
-        for file, end in zip(corpus.files, accumulate(corpus.sizes), strict=True):
+        for file, end in zip(sizes, accumulate(sizes.values()), strict=True):
             try:
                 with file.open("rb") as raw:
                     counted = progress.wrap_file(raw, total=total, task_id=task)
@@ -226,11 +187,11 @@ def _texts(corpus: CorpusFiles, doing: str, chunk: int) -> Iterator[str]:
                 skipped.append(str(file))
             progress.update(task, completed=end)  # also where a file, or its rest, was skipped
     if not found:
-        unread = f"{len(skipped)} of {len(corpus.files)} files are not UTF-8 or may not be read"
-        raise UsageError(f"the corpus {corpus.path} has no text: {unread if skipped else 'it is empty'}")
+        unread = f"{len(skipped)} of {len(sizes)} files are not UTF-8 or may not be read"
+        raise UsageError(f"the corpus {path} has no text: {unread if skipped else 'it is empty'}")
     if skipped:
         names = ", ".join(skipped[:NAMED]) + (", …" if len(skipped) > NAMED else "")
-        note = f"skipped {len(skipped)} of {len(corpus.files)} files: not UTF-8, or may not be read ({names})"
+        note = f"skipped {len(skipped)} of {len(sizes)} files: not UTF-8, or may not be read ({names})"
         console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -254,24 +215,17 @@ def _plain_texts(opened: TextIO, chunk: int) -> Iterator[str]:
 
 
 def _json_texts(file: Path, opened: TextIO) -> Iterator[str]:
-    number = 0
-    while line := opened.readline(LONGEST_LINE):
-        number += 1
+    for number, line in enumerate(iter(partial(opened.readline, LONGEST_LINE), ""), 1):
+        where = f"{file}, line {number}"
         if len(line) == LONGEST_LINE and not line.endswith("\n"):
-            raise UsageError(f"{file}, line {number} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
-        if line.strip():
-            yield _text_of(line, f"{file}, line {number}")
-
-
-def _text_of(line: str, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where} is not JSON: {error}") from error
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise UsageError(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')
-    return text
+            raise UsageError(f"{where} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
+        try:
+            record = json.loads(line) if line.strip() else {"text": ""}
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{where} is not JSON: {error}") from error
+        if not (isinstance(record, dict) and isinstance(record.get("text"), str)):
+            raise UsageError(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')
+        yield record["text"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from math import log2, log10
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.table import Table
 from crossdraft.cli.corpus import NamedTokenizer
 from crossdraft.cli.running import PlainConsole, UsageError
 from crossdraft.text.letters import Side
-from crossdraft.text.report import Combinations, CompatibilityReport, Injectivity, Lengths, compare
+from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, compare
 
 SHOWN = 8  # texts that are an unknown token
 LARGE = 10**6  # larger numbers are shown as powers of ten
@@ -66,9 +66,15 @@ def _sample(path: Path | None) -> str:
     return text
 
 
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(*headings, show_header=bool(headings))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def _summary(report: CompatibilityReport) -> Table:
-    table = Table(show_header=False)
-    combinations = report.combinations
+    combinations, forwards = report.combinations, report.forwards
     rows = [
         ("same vocabulary", _yes_or_no(report.same_vocabulary)),
         ("tokens that both have", f"{report.shared:,}"),
@@ -86,24 +92,19 @@ def _summary(report: CompatibilityReport) -> Table:
         ("the same, mean ± standard deviation", _powers(combinations.log10_of_mean, combinations.log10_of_deviation)),
         ("the same, largest", _powers(combinations.log10_of_largest)),
         ("target tokens that these are of", f"{combinations.tokens:,}"),
-        ("forwards for one probability of `slrs`, quartiles", _numbers(report.forwards.quartiles)),
-        ("the same, mean; largest", "; ".join(map(_powers, _ends(report.forwards)))),
+        ("forwards for one probability of `slrs`, quartiles", _numbers(forwards.quartiles)),
+        ("the same, mean; largest", f"{_powers(forwards.log10_of_mean)}; {_powers(forwards.log10_of_largest)}"),
     ]
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    return _table((), rows)
 
 
 def _checks(report: CompatibilityReport) -> Table:
-    table = Table("same", "", "first difference")
-    for check in report.checks:
-        table.add_row(check.name, _yes_or_no(check.same), escape(check.detail))
-    return table
+    checks = ((check.name, _yes_or_no(check.same), escape(check.detail)) for check in report.checks)
+    return _table(("same", "", "first difference"), checks)
 
 
 def _lengths(report: CompatibilityReport) -> Table:
-    table = Table("", "target", "drafter")
-    for name, target, drafter in (
+    rows = (
         ("different tokens", f"{report.target_strings:,}", f"{report.drafter_strings:,}"),
         (
             "texts that the other can write",
@@ -120,22 +121,18 @@ def _lengths(report: CompatibilityReport) -> Table:
         ("text encoded as unknown", _unknown(report.target_unknown), _unknown(report.drafter_unknown)),
         ("decode(encode(s)) = s", _decoded(report.target_decoding), _decoded(report.drafter_decoding)),
         ("text comes back unchanged", _injective(report.target_injectivity), _injective(report.drafter_injectivity)),
-    ):
-        table.add_row(name, target, drafter)
-    return table
-
-
-def _ends(found: Combinations) -> tuple[float, float]:
-    return found.log10_of_mean, found.log10_of_largest
+    )
+    return _table(("", "target", "drafter"), rows)
 
 
 def _chart(report: CompatibilityReport) -> Table:
     """Figure 2 of arXiv 2502.05202, with the forwards beside it: a line for each length of target tokens."""
-    table = Table("letters", "tokens", "combinations, mean", "forwards, mean", "combinations, a mark for each doubling")
-    for length, tokens, counts, forwards in report.by_length:
-        marks = "▪" * round(log2(counts))
-        table.add_row(str(length), f"{tokens:,}", f"{counts:,.1f}", f"{forwards:,.1f}", marks)
-    return table
+    headings = ("letters", "tokens", "combinations, mean", "forwards, mean")
+    rows = (
+        (str(length), f"{tokens:,}", f"{counts:,.1f}", f"{forwards:,.1f}", "▪" * round(log2(counts)))
+        for length, tokens, counts, forwards in report.by_length
+    )
+    return _table((*headings, "combinations, a mark for each doubling"), rows)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

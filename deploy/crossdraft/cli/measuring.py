@@ -66,9 +66,6 @@ class Skipped:
         return f"Skipped {self.method} with {self.drafter}: it {self.reason}"
 
 
-# Figures.
-
-
 async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
     """The figures of a generation, which runs to its end here.
 
@@ -95,23 +92,13 @@ async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
 def total_of(figures: Sequence[Statistics]) -> Statistics:
     """All of at least one generation together: sums, by position in a round where there are several."""
     sums: dict[str, Any] = {"lanes": ()}
-    first = (
-        "method",
-        "num_speculative_tokens",
-        "drafter_lost",
-        "undrafted",
-        "settings",
-        "drafter",
-        "lanes",
-    )  # the first one's, or none
+    # The first one's, or none.
+    first = ("method", "num_speculative_tokens", "drafter_lost", "undrafted", "settings", "drafter", "lanes")
     for name in (one.name for one in fields(Statistics) if one.name not in first):
         values = [getattr(one, name) for one in figures]
         several = isinstance(values[0], tuple)
         sums[name] = tuple(map(sum, zip_longest(*values, fillvalue=0))) if several else sum(values)
     return replace(figures[0], **sums)
-
-
-# Tables.
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from math import log, sqrt
 from pathlib import PurePath
 from statistics import stdev
 
-from crossdraft.cli.measuring import Setting, Skipped, finished, print_table, total_of
+from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, print_table, total_of
 from crossdraft.cli.processes import Wanted, patience, running, threads_each
 from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, UsageError, checked_options, counted, run_to_end
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
@@ -28,7 +28,15 @@ GREEDY_METHODS = ("standard", "slem", "tli", "coupled")
 SAMPLING_METHODS = ("standard", "seeded", "tli", "coupled", "coupled-shared")
 RUNS = 3  # generations per prompt and method: to learn, and then beside one without a drafter
 
-COLUMNS = ("drafter", "method", "accepted", "tokens/pass", "mostly", "measured", "tokens/s")
+COLUMNS: Columns = {
+    "drafter": lambda one: short(one.drafter),
+    "method": lambda one: one.method,
+    "accepted": lambda one: f"{one.acceptance:.1%}",
+    "tokens/pass": lambda one: f"{one.tokens_per_pass:.2f}",
+    "mostly": lambda one: one.mostly,
+    "measured": lambda one: f"{_speedup(one)} ×",
+    "tokens/s": lambda one: f"{one.tokens_per_second:.1f} ({one.plain_tokens_per_second:.1f})",
+}
 CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
 
 
@@ -183,9 +191,10 @@ class _Pair:
 
 def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
     if not as_json:
-        rows = [_row(one) for one in sorted(candidates, key=lambda one: -one.measured)]
+        fastest_first = sorted(candidates, key=lambda one: -one.measured)
+        table = Table.of(fastest_first, COLUMNS)
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
-        print_table(f"{title}; speed without one is 1", COLUMNS, rows)
+        print_table(f"{title}; speed without one is 1", table.headings, table.rows)
         for one in skipped:
             print(one)
         print(advice(candidates))
@@ -217,9 +226,9 @@ def advice(candidates: Sequence[Candidate]) -> str:
             f"({best.tokens_per_second:.1f} against {best.plain_tokens_per_second:.1f} tokens/s)."
         )
     nearest = max(candidates, key=lambda one: one.measured)
-    doubtful = nearest.measured > 1
-    verdict = "None is shown to help" if doubtful else "None helps, decode without a drafter"
-    doubt = ", which may be chance: measure more prompts (--limit)" if doubtful else ""
+    verdict, doubt = "None helps, decode without a drafter", ""
+    if nearest.measured > 1:
+        verdict, doubt = "None is shown to help", ", which may be chance: measure more prompts (--limit)"
     return (
         f"{verdict}: the best, {_used(nearest)}, is {_speedup(nearest)} times as fast{doubt}; a pass yields "
         f"{nearest.tokens_per_pass:.2f} tokens."
@@ -228,18 +237,6 @@ def advice(candidates: Sequence[Candidate]) -> str:
 
 def _used(one: Candidate) -> str:
     return f"{one.drafter} with method {one.method}"
-
-
-def _row(one: Candidate) -> tuple[str, ...]:
-    return (
-        short(one.drafter),
-        one.method,
-        f"{one.acceptance:.1%}",
-        f"{one.tokens_per_pass:.2f}",
-        one.mostly,
-        f"{_speedup(one)} ×",
-        f"{one.tokens_per_second:.1f} ({one.plain_tokens_per_second:.1f})",
-    )
 
 
 def _speedup(one: Candidate) -> str:

@@ -284,19 +284,27 @@ class LocalBackend:
         for connection in self._connections.values():
             connection.begin()
         found = ((name, model, self._default(model).pipeline) for name, model in self._models.items())
-        return tuple(
-            replace(
-                _served(name, model, made, self._created, self._detail(model, made)),
-                auto=self._choices[model.name].latest or model.default_drafter,
-            )
-            for name, model, made in found
-            if made is not None
+        return tuple(self._served(name, model, pipeline) for name, model, pipeline in found if pipeline is not None)
+
+    def _served(self, name: str, model: LocalModel, pipeline: Pipeline) -> ServedModel:
+        models, template = pipeline.models, pipeline.models.target.chat_template
+        return ServedModel(
+            name,
+            self._created,
+            models.context,
+            model.drafter_names,
+            methods=tuple(method.name for method in METHODS.values() if not fault_of_pair(method, models)),
+            chats=template is not None,
+            tool_format="" if template is None else format_of(template.source),
+            root="" if name == model.name else model.name,
+            detail=self._detail(model, pipeline),
+            there=pipeline.target_there,
+            auto=self._choices[model.name].latest or model.default_drafter,
         )
 
     def _detail(self, model: LocalModel, default: Pipeline) -> tuple[str, ...]:
         """What is not as it should be, in sentences."""
-        targets = f"targets: {default.target_fault}" if default.target_fault else ""
-        faults = [targets]
+        faults = [f"targets: {default.target_fault}" if default.target_fault else ""]
         for drafter in model.drafters:
             pipeline = self._connections[model.name, drafter.name].pipeline
             fault = "none there" if not drafter.addresses else "" if pipeline is None else pipeline.drafter_fault
@@ -430,19 +438,3 @@ class LocalBackend:
             self.running -= 1
             took = time.monotonic() - began
             self._mean_seconds = SMOOTHING * self._mean_seconds + (1 - SMOOTHING) * took
-
-
-def _served(name: str, model: LocalModel, pipeline: Pipeline, created: int, detail: tuple[str, ...]) -> ServedModel:
-    models = pipeline.models
-    return ServedModel(
-        name,
-        created,
-        models.context,
-        model.drafter_names,
-        methods=tuple(method.name for method in METHODS.values() if not fault_of_pair(method, models)),
-        chats=models.target.chat_template is not None,
-        tool_format="" if models.target.chat_template is None else format_of(models.target.chat_template.source),
-        root="" if name == model.name else model.name,
-        detail=detail,
-        there=pipeline.target_there,
-    )

@@ -28,7 +28,7 @@ from crossdraft.rpc.metrics import PREFIX, Registry, exposition
 from crossdraft.serving.backend import AUTO, Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
-from crossdraft.types.statistics import COARSE, LaneFigures
+from crossdraft.types.statistics import COARSE
 
 log = logging.getLogger(__name__)
 LIVE = ("model_name", "drafter")
@@ -65,14 +65,27 @@ TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Timings:
-    """When things of an output happened, in seconds since its request."""
-
-    end: float
-    first_token: float | None  # None: it has no token
-    last_token: float
-    tokens: int
+PAIR = ("role", "peer")
+# Other counters, and histograms: name, help, bounds of these, labels.
+COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("generation_tokens", "Tokens of outputs.", LIVE),
+    ("request_success", "Outputs, by how they ended; abort: the client left.", (*LABELS, "finished_reason")),
+    ("request_failures", "Outputs that failed, by cause.", (*LABELS, "cause")),
+    ("spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", (*LABELS, "position")),
+    ("emitted_tokens", "Tokens of outputs, by kind.", (*LABELS, "kind")),
+    ("wire_bytes", "Serialized messages of sessions with services.", (*PAIR, "direction")),
+    ("services_lost", "Sessions whose service failed, by cause.", ("role", "cause")),
+)
+HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], tuple[str, ...]], ...] = (
+    ("time_to_first_token_seconds", "Seconds from the request to the first token.", FIRST_TOKEN, LIVE),
+    ("inter_token_latency_seconds", "Seconds between two tokens; 0 if one pass made both.", BETWEEN_TOKENS, LIVE),
+    ("e2e_request_latency_seconds", "Seconds from the request to the end.", WHOLE, LABELS),
+    ("request_queue_time_seconds", "Seconds from the request to the opening of sessions.", QUEUED, LABELS),
+    ("request_time_per_output_token_seconds", "Mean seconds per token after the first.", BETWEEN_TOKENS, LABELS),
+    ("request_prompt_tokens", "Tokens of a prompt.", LENGTHS, LABELS),
+    ("request_generation_tokens", "Tokens of an output.", LENGTHS, LABELS),
+    ("round_trip_seconds", "Seconds to a service's first reply, less its model's.", COARSE, PAIR),
+)
 
 
 def registry_of_all(folder: str) -> Registry:
@@ -95,9 +108,14 @@ class Metrics:
         self.lag = LoopLag(self.registry, "front")  # to be started in the event loop
         self.running = self._gauge("num_requests_running", "Outputs that have had their first token.")
         self.waiting = self._gauge("num_requests_waiting", "Outputs that wait for their first token.")
-        self._make_live()
-        self._make_ended()
-        self._make_services()
+        counters = (*((name, text, LABELS) for name, text, _ in TOTALS), *COUNTERS)
+        self._counters = {
+            name: Counter(PREFIX + name, text, labels, registry=self.registry) for name, text, labels in counters
+        }
+        self._histograms = {
+            name: BatchHistogram(PREFIX + name, text, labels, buckets=bounds, registry=self.registry)
+            for name, text, bounds, labels in HISTOGRAMS
+        }
 
     @property
     def outputs(self) -> int:
@@ -105,107 +123,38 @@ class Metrics:
         gauges = chain(self.running.collect(), self.waiting.collect())
         return int(sum(sample.value for gauge in gauges for sample in gauge.samples))
 
-    def _make_live(self) -> None:
-        self._tokens = self._counter("generation_tokens", "Tokens of outputs.", LIVE)
-        self._first_token = self._histogram(
-            "time_to_first_token_seconds", "Seconds from the request to the first token.", FIRST_TOKEN, LIVE
-        )
-        self._between = self._histogram(
-            "inter_token_latency_seconds", "Seconds between two tokens; 0 if one pass made both.", BETWEEN_TOKENS, LIVE
-        )
-
-    def _make_ended(self) -> None:
-        self._totals = [(self._counter(name, text, LABELS), value) for name, text, value in TOTALS]
-        self._success = self._counter(
-            "request_success", "Outputs, by how they ended; abort: the client left.", (*LABELS, "finished_reason")
-        )
-        self._failures = self._counter("request_failures", "Outputs that failed, by cause.", (*LABELS, "cause"))
-        self._accepted = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position.", (*LABELS, "position")
-        )
-        self._kinds = self._counter("emitted_tokens", "Tokens of outputs, by kind.", (*LABELS, "kind"))
-        self._latency = self._histogram(
-            "e2e_request_latency_seconds", "Seconds from the request to the end.", WHOLE, LABELS
-        )
-        self._queued = self._histogram(
-            "request_queue_time_seconds", "Seconds from the request to the opening of sessions.", QUEUED, LABELS
-        )
-        self._each = self._histogram(
-            "request_time_per_output_token_seconds", "Mean seconds per token after the first.", BETWEEN_TOKENS, LABELS
-        )
-        self._prompts = self._histogram("request_prompt_tokens", "Tokens of a prompt.", LENGTHS, LABELS)
-        self._lengths = self._histogram("request_generation_tokens", "Tokens of an output.", LENGTHS, LABELS)
-
-    def _make_services(self) -> None:
-        self._wire = self._counter(
-            "wire_bytes", "Serialized messages of sessions with services.", ("role", "peer", "direction")
-        )
-        self._lost = self._counter("services_lost", "Sessions whose service failed, by cause.", ("role", "cause"))
-        self._trips = self._histogram(
-            "round_trip_seconds", "Seconds to a service's first reply, less its model's.", COARSE, ("role", "peer")
-        )
-
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """The text of `GET /metrics` and its content type, for the request's header `Accept`."""
         return exposition(self.exported, accept)
 
-    def live(self, model: str, drafter: str) -> "tuple[Counter, BatchHistogram, BatchHistogram]":
-        """Tokens, time to the first, and times between two, of outputs with these labels.
+    def count(self, name: str, *labels: str) -> Counter:
+        """One of the counters; it has another one by itself for each of its labels."""
+        return self._counters[name].labels(*labels)
 
-        Looked up once for each output: finding labels takes longer than counting.
-        """
-        return (
-            self._tokens.labels(model, drafter),
-            self._first_token.labels(model, drafter),
-            self._between.labels(model, drafter),
-        )
+    def times(self, name: str, *labels: str) -> "BatchHistogram":
+        """One of the histograms, likewise."""
+        return self._histograms[name].labels(*labels)
 
-    def finished(self, labels: Sequence[str], reason: str, figures: Statistics, timings: Timings) -> None:
-        self._success.labels(*labels, reason).inc()
-        self._observe(labels, figures, timings)
-        for counter, value in self._totals:
-            counter.labels(*labels).inc(value(figures))
+    def finished(self, labels: Sequence[str], reason: str, figures: Statistics) -> None:
+        self.count("request_success", *labels, reason).inc()
+        self.times("request_prompt_tokens", *labels).observe(figures.prompt_tokens)
+        for name, _, value in TOTALS:
+            self.count(name, *labels).inc(value(figures))
         for kind, count in zip(Kind, (figures.accepted, figures.corrected, figures.bonus), strict=True):
-            self._kinds.labels(*labels, kind.value).inc(count)
+            self.count("emitted_tokens", *labels, kind.value).inc(count)
         for index, count in enumerate(figures.accepted_at):
-            self._accepted.labels(*labels, position_of(index)).inc(count)
+            self.count("spec_decode_num_accepted_tokens_per_pos", *labels, position_of(index)).inc(count)
         for lane in figures.lanes:
-            self._count(lane)
-
-    def aborted(self, labels: Sequence[str], seconds: float) -> None:
-        """Counts an output that was cancelled; its statistics are not known."""
-        self._success.labels(*labels, "abort").inc()
-        self._latency.labels(*labels).observe(seconds)
-
-    def failed(self, labels: Sequence[str], cause: str) -> None:
-        self._failures.labels(*labels, cause).inc()
-
-    def _observe(self, labels: Sequence[str], figures: Statistics, timings: Timings) -> None:
-        self._latency.labels(*labels).observe(timings.end)
-        self._prompts.labels(*labels).observe(figures.prompt_tokens)
-        self._lengths.labels(*labels).observe(timings.tokens)
-        if timings.first_token is not None:
-            self._queued.labels(*labels).observe(max(0.0, timings.first_token - figures.first_token_seconds))
-            if timings.tokens > 1:
-                mean = (timings.last_token - timings.first_token) / (timings.tokens - 1)
-                self._each.labels(*labels).observe(mean)
-
-    def _count(self, lane: LaneFigures) -> None:
-        if lane.lost:
-            self._lost.labels(lane.role, lane.lost).inc()
-        if lane.address:
-            self._wire.labels(lane.role, lane.address, "sent").inc(lane.bytes_sent)
-            self._wire.labels(lane.role, lane.address, "received").inc(lane.bytes_received)
-            self._trips.labels(lane.role, lane.address).merge(lane.trips.coarse, lane.trips.seconds)
-
-    def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
-        return Counter(PREFIX + name, text, labels, registry=self.registry)
+            if lane.lost:
+                self.count("services_lost", lane.role, lane.lost).inc()
+            if lane.address:
+                self.count("wire_bytes", lane.role, lane.address, "sent").inc(lane.bytes_sent)
+                self.count("wire_bytes", lane.role, lane.address, "received").inc(lane.bytes_received)
+                trips = self.times("round_trip_seconds", lane.role, lane.address)
+                trips.merge(lane.trips.coarse, lane.trips.seconds)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(PREFIX + name, text, ("model_name",), registry=self.registry, multiprocess_mode="livesum")
-
-    def _histogram(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str]) -> "BatchHistogram":
-        return BatchHistogram(PREFIX + name, text, labels, buckets=bounds, registry=self.registry)
 
 
 def position_of(index: int) -> str:
@@ -253,98 +202,97 @@ class MeasuredBackend:
         # One that is configured, but cannot be reached yet, is known by its name alone.
         name = self._backend.names.get(request.model, UNKNOWN)
         labels = name if model is None else model.root or model.name, drafter_of(request, model)
-        with _Measurement(self._metrics, request, labels, self._clock, began) as measurement:
+        with _Measurement(self._metrics, request, *labels, self._clock, began) as measurement:
             async with aclosing(self._backend.stream(request)) as items:
                 async for item in items:
                     measurement.saw(item)
                     yield item
 
 
+@dataclass
 class _Measurement:
     """One output from its request to its end."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        request: OutputRequest,
-        labels: tuple[str, str],
-        clock: Callable[[], float],
-        began: float,
-    ) -> None:
-        self._metrics = metrics
-        self._request = request
-        self._clock = clock
-        self._began = began
-        self._model, self._drafter = labels
-        self._live = metrics.live(self._model, self._drafter)
-        self._tokens = 0
-        self._first: float | None = None  # seconds from the request to the first token
-        self._latest = 0.0  # ... to the latest token
-        self._ended = False
+    metrics: Metrics
+    request: OutputRequest
+    model: str
+    drafter: str
+    clock: Callable[[], float]
+    began: float
+    tokens: int = 0
+    first: float | None = None  # seconds from the request to the first token
+    latest: float = 0.0  # ... to the latest token
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        """Looks labels up that each token needs: finding them takes longer than counting."""
+        labels = self.model, self.drafter
+        self._counted = self.metrics.count("generation_tokens", *labels)
+        self._between = self.metrics.times("inter_token_latency_seconds", *labels)
 
     def saw(self, item: OutputItem) -> None:
         match item:
             case Committed():
-                self._committed(len(item.tokens), self._clock() - self._began)
+                self._committed(len(item.tokens), self.clock() - self.began)
             case OutputEnded():
-                self._ended = True
-                self._finish(item, self._clock() - self._began)
+                self.ended = True
+                self._finish(item, self.clock() - self.began)
 
     def __enter__(self) -> Self:
-        self._metrics.waiting.labels(self._model).inc()
-        self._metrics.running.labels(self._model).inc(0)  # so that it is exported, if only as 0
-        with about(request=self._request.id):
-            log.info("output requested: model %s, drafter %s", self._model, self._drafter)
+        self.metrics.waiting.labels(self.model).inc()
+        self.metrics.running.labels(self.model).inc(0)  # so that it is exported, if only as 0
+        with about(request=self.request.id):
+            log.info("output requested: model %s, drafter %s", self.model, self.drafter)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        waits = self._first is None
-        (self._metrics.waiting if waits else self._metrics.running).labels(self._model).dec()
-        seconds = self._clock() - self._began
-        if self._ended:
+        metrics, seconds = self.metrics, self.clock() - self.began
+        (metrics.waiting if self.first is None else metrics.running).labels(self.model).dec()
+        if self.ended:
             return
-        labels = (self._model, self._request.generation.method or DEFAULT, self._drafter)
-        with about(request=self._request.id):
-            if error is None or isinstance(error, CANCELLED):
-                self._metrics.aborted(labels, seconds)
-                log.info("output aborted after %.3f s, %d tokens", seconds, self._tokens)
+        labels = (self.model, self.request.generation.method or DEFAULT, self.drafter)
+        with about(request=self.request.id):
+            if error is None or isinstance(error, CANCELLED):  # its statistics are not known
+                metrics.count("request_success", *labels, "abort").inc()
+                metrics.times("e2e_request_latency_seconds", *labels).observe(seconds)
+                log.info("output aborted after %.3f s, %d tokens", seconds, self.tokens)
             else:
                 cause = cause_of(error)
-                self._metrics.failed(labels, cause)
-                log.warning("output failed (%s) after %.3f s, %d tokens: %s", cause, seconds, self._tokens, error)
+                metrics.count("request_failures", *labels, cause).inc()
+                log.warning("output failed (%s) after %.3f s, %d tokens: %s", cause, seconds, self.tokens, error)
 
     def _committed(self, count: int, now: float) -> None:
-        tokens, to_first, between = self._live
-        if self._first is None:
-            self._first = now
-            self._metrics.waiting.labels(self._model).dec()
-            self._metrics.running.labels(self._model).inc()
-            to_first.observe(now)
+        if self.first is None:
+            self.first = now
+            self.metrics.waiting.labels(self.model).dec()
+            self.metrics.running.labels(self.model).inc()
+            self.metrics.times("time_to_first_token_seconds", self.model, self.drafter).observe(now)
         else:
-            between.observe(now - self._latest)
+            self._between.observe(now - self.latest)
         if count > 1:
-            between.repeat(0.0, count - 1)
-        tokens.inc(count)
-        self._tokens += count
-        self._latest = now
+            self._between.repeat(0.0, count - 1)
+        self._counted.inc(count)
+        self.tokens += count
+        self.latest = now
 
     def _finish(self, ended: OutputEnded, seconds: float) -> None:
-        figures = ended.statistics
-        timings = Timings(seconds, self._first, self._latest, self._tokens)
-        labels = self._model, figures.method, figures.drafter or self._drafter
-        self._metrics.finished(labels, ended.reason.value, figures, timings)
-        with about(request=self._request.id):
+        figures, reason = ended.statistics, ended.reason.value
+        labels = self.model, figures.method, figures.drafter or self.drafter
+        self.metrics.finished(labels, reason, figures)
+        observed = {"e2e_request_latency_seconds": seconds, "request_generation_tokens": self.tokens}
+        if self.first is not None:
+            observed["request_queue_time_seconds"] = max(0.0, self.first - figures.first_token_seconds)
+            if self.tokens > 1:
+                mean = (self.latest - self.first) / (self.tokens - 1)
+                observed["request_time_per_output_token_seconds"] = mean
+        for name, value in observed.items():
+            self.metrics.times(name, *labels).observe(value)
+        made = f"{self.tokens} tokens, {figures.tokens_per_pass:.2f} a pass, acceptance {figures.acceptance:.2f}"
+        with about(request=self.request.id):
             log.info(
-                "output ended (%s) after %.3f s: %s, %d tokens, %.2f a pass, acceptance %.2f%s",
-                ended.reason.value,
-                seconds,
-                figures.method,
-                self._tokens,
-                figures.tokens_per_pass,
-                figures.acceptance,
-                _losses(figures),
+                "output ended (%s) after %.3f s: %s, %s%s", reason, seconds, figures.method, made, _losses(figures)
             )
 
 

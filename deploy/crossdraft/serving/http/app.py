@@ -1,6 +1,6 @@
 """The application: OpenAI's routes under /v1, and those by which it is watched."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,6 @@ OWNER = "crossdraft"
 FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"model": FaultReply}, "5XX": {"model": FaultReply}}
 EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # the events of a stream, with chunks as data
 Key = Security(HTTPBearer(auto_error=False, description="Needed if the server has API keys."))
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
@@ -66,12 +65,10 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
         app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.cors)
     beside = Beside("bodies")
     app.include_router(router_of(backend, options, beside))
-    app.include_router(models_router(backend))
-    app.include_router(tokenizer_router(backend, beside))
+    app.include_router(models_router(backend, beside))
     _watch(app, backend, options)
-    for kind, refusal in _refusals().items():
-        app.add_exception_handler(kind, _handler(refusal))
-    app.add_exception_handler(ClientGoneError, _gone)
+    for kind in (*FOREIGN, RefusedError, RequestValidationError, HTTPException, ClientGoneError, Exception):
+        app.add_exception_handler(kind, _refused)
     mount(app)
     return app
 
@@ -126,36 +123,18 @@ def _detail(models: Sequence[ServedModel]) -> list[str]:
     return [f"{model.name}: {line}" for model in models if not model.root for line in model.detail]
 
 
-def _refusals() -> dict[type[Exception], Callable[[Request, Exception], RefusedError]]:
-    """For each class of errors, the reply to one."""
-
-    def foreign(request: Request, error: Exception) -> RefusedError:
-        return refusal_of(error, request.scope[ID_KEY])
-
-    def body(_: Request, error: Exception) -> RefusedError:
-        assert isinstance(error, RequestValidationError)
-        return refusal_of_faults([{**one, "loc": one["loc"][1:]} for one in error.errors()], error.body)
-
-    def status(request: Request, error: Exception) -> RefusedError:
-        assert isinstance(error, HTTPException)
-        return refusal_of_status(error, request.url.path)
-
-    def bug(_: Request, __: Exception) -> RefusedError:
-        return BUG.refusal()  # the server logs the error itself
-
-    known: dict[type[Exception], Callable[[Request, Exception], RefusedError]] = dict.fromkeys(FOREIGN, foreign)
-    return known | {RefusedError: foreign, RequestValidationError: body, HTTPException: status, Exception: bug}
-
-
-def _handler(refusal: Callable[[Request, Exception], RefusedError]) -> Handler:
-    async def handle(request: Request, error: Exception) -> Response:
-        return reply_of(refusal(request, error))
-
-    return handle
-
-
-async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED)
+async def _refused(request: Request, error: Exception) -> Response:
+    """The reply to a request that ended with an error."""
+    match error:
+        case ClientGoneError():
+            return Response(status_code=CLIENT_CLOSED)
+        case RequestValidationError():
+            faults = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
+            return reply_of(refusal_of_faults(faults, error.body))
+        case HTTPException():
+            return reply_of(refusal_of_status(error, request.url.path))
+    known = isinstance(error, (*FOREIGN, RefusedError))  # of others the server logs the error itself
+    return reply_of(refusal_of(error, request.scope[ID_KEY]) if known else BUG.refusal())
 
 
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
@@ -234,30 +213,22 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
     return router
 
 
-def models_router(backend: Backend) -> APIRouter:
-    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS})
+def models_router(backend: Backend, beside: Beside) -> APIRouter:
+    """The routes that show what is served, and how a model's tokenizer writes text; vLLM has these outside of /v1."""
+    router = APIRouter(dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
 
-    @router.get("/models")
+    @router.get(f"{GUARDED}/models")
     async def models() -> ModelList:
         """What is served."""
         return ModelList(object="list", data=[_card(model) for model in await backend.models()])
 
-    @router.get("/models/{model:path}")
+    @router.get(f"{GUARDED}/models/{{model:path}}")
     async def model_named(model: str) -> ModelCard:
         """One of them."""
-        found = await backend.models()
-        for one in found:
-            if one.name == model:
-                return _card(one)
-        names = ", ".join(one.name for one in found) or "none"
-        raise UnknownModelError(f"there is no model {model!r}; there is {names}")
-
-    return router
-
-
-def tokenizer_router(backend: Backend, beside: Beside) -> APIRouter:
-    """The routes that show how a model's tokenizer writes text; vLLM has them outside of /v1, too."""
-    router = APIRouter(dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
+        found = {one.name: one for one in await backend.models()}
+        if model not in found:
+            raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(found) or 'none'}")
+        return _card(found[model])
 
     @router.post("/tokenize", responses={200: {"model": Tokenized}})
     async def tokenize(body: TokenizeBody) -> Response:
@@ -292,16 +263,6 @@ def _named(backend: Backend, name: str | None) -> str:
 
 
 def _card(model: ServedModel) -> ModelCard:
-    return ModelCard(
-        id=model.name,
-        object="model",
-        created=model.created,
-        owned_by=OWNER,
-        root=model.root or model.name,
-        max_model_len=model.context,
-        drafters=list(model.drafters),
-        auto=model.auto or next(iter(model.drafters), None),
-        methods=list(model.methods),
-        chats=model.chats,
-        detail=list(model.detail),
-    )
+    own = {"id": model.name, "object": "model", "owned_by": OWNER, "root": model.root or model.name}
+    auto = model.auto or next(iter(model.drafters), None)
+    return ModelCard.model_validate(vars(model) | own | {"max_model_len": model.context, "auto": auto})

@@ -154,8 +154,5 @@ def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
     if isinstance(error.__cause__, RefusedError):  # raised while the body was read
         return error.__cause__
     text = f"there is nothing at {path}" if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
-    return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code), allow=_allowed(error))
-
-
-def _allowed(error: HTTPException) -> str:
-    return (error.headers or {}).get("Allow", "")
+    allowed = (error.headers or {}).get("Allow", "")
+    return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code), allow=allowed)

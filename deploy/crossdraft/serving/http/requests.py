@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from itertools import islice
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -220,9 +220,9 @@ class ResponseFormat(Body):
     @property
     def asked(self) -> dict[str, Any]:
         """As of `StructuredOutputs`."""
-        if self.type == "json_object":
-            return {"json_object": True}
-        return {} if self.json_schema is None or self.type == "text" else {"json": self.json_schema.asked}
+        schema = self.json_schema.asked if self.json_schema is not None else None
+        asked: dict[str, dict[str, Any]] = {"json_object": {"json_object": True}, "json_schema": {"json": schema}}
+        return asked.get(self.type, {})
 
 
 class StructuredOutputs(Body):
@@ -240,15 +240,8 @@ class StructuredOutputs(Body):
     @property
     def asked(self) -> dict[str, Any]:
         """Those of the first five that are given."""
-        names = ("json", "regex", "choice", "grammar", "json_object")
-        values = (self.json_schema, self.regex, self.choice, self.grammar, self.json_object or None)
-        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
-
-    @property
-    def white_space(self) -> dict[str, Any]:
-        """Of JSON, as options of `Grammar.json`."""
-        pattern = {} if self.whitespace_pattern is None else {"whitespace_pattern": self.whitespace_pattern}
-        return pattern | ({"whitespace_flexible": False} if self.disable_any_whitespace else {})
+        given = self.model_dump(by_alias=True, exclude_defaults=True)
+        return {name: given[name] for name in (*OLDER, "json_object") if given.get(name, False) is not False}
 
 
 class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",))):  # type: ignore[misc]
@@ -326,8 +319,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     @property
     def num_prompt_logprobs(self) -> int | None:
         """As `num_logprobs`, for each token of the prompt."""
-        likely: int | None = self.prompt_logprobs
-        return likely
+        return cast("int | None", self.prompt_logprobs)
 
     @property
     def echoes_tokens(self) -> bool:
@@ -344,9 +336,9 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         Raises:
             RequestError: fields do not go together.
         """
-        prompts = self.prompts
-        first = self._generation(prompts[0])
-        different = [first, *(replace(first, prompt=prompt) for prompt in prompts[1:])]
+        first, *others = self.prompts
+        generation = self._generation(first)
+        different = [generation, *(replace(generation, prompt=prompt) for prompt in others)]
         each = [one.unchecked(choice=choice) for one in different for choice in range(self.n)]
         ids = [request_id] if len(each) == 1 else [f"{request_id}.{index}" for index in range(len(each))]
         chosen = self.speculative.drafter
@@ -354,28 +346,25 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:
+        sampling: dict[str, Any] = same(SamplingOptions, self) | {
+            "logit_bias": tuple((self.logit_bias or {}).items()),
+            "allowed_token_ids": tuple(self.allowed_token_ids or ()),
+        }
+        try:
+            options = SamplingOptions(**sampling | {"grammar": self._grammar()})
+        except RequestError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise RequestError(str(error)) from error
         changed: dict[str, Any] = {
             "prompt": prompt,
             "max_tokens": self.max_output_tokens,
-            "options": self._sampling_options(),
+            "options": options,
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "logprobs": self.num_logprobs,
             "prompt_logprobs": self.num_prompt_logprobs,
         }
         return GenerationRequest(**same(GenerationRequest, self) | same(GenerationRequest, self.speculative) | changed)
-
-    def _sampling_options(self) -> SamplingOptions:
-        changed: dict[str, Any] = {
-            "logit_bias": tuple((self.logit_bias or {}).items()),
-            "allowed_token_ids": tuple(self.allowed_token_ids or ()),
-        }
-        try:
-            changed["grammar"] = self._grammar()
-            return SamplingOptions(**same(SamplingOptions, self) | changed)
-        except RequestError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise RequestError(str(error)) from error
 
     def _grammar(self) -> Grammar | None:
         """What the output is to be, whichever way it is said; raises ValueError."""
@@ -388,18 +377,13 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         if len(given) > 1:
             kinds = ", ".join(name for name, _ in given)
             raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", "structured_outputs")
-        pattern = self.guided_whitespace_pattern
-        space = {} if pattern is None else {"whitespace_pattern": pattern}
-        space |= {} if outputs is None else outputs.white_space
-        match given:
-            case [("json_object", _)]:
-                return Grammar.json({"type": "object"}, **space)
-            case [("json", schema)]:
-                return Grammar.json(schema, **space)
-            case [("choice", texts)]:
-                return Grammar.choice(texts)
-            case [(kind, text)]:
-                return Grammar(kind, text)
+        pattern = (outputs and outputs.whitespace_pattern) or self.guided_whitespace_pattern
+        space: dict[str, Any] = {} if pattern is None else {"whitespace_pattern": pattern}
+        space |= {"whitespace_flexible": False} if outputs is not None and outputs.disable_any_whitespace else {}
+        for kind, value in given:
+            if kind in ("json", "json_object"):
+                return Grammar.json({"type": "object"} if kind == "json_object" else value, **space)
+            return Grammar.choice(value) if kind == "choice" else Grammar(kind, value)
         return None
 
 
@@ -563,20 +547,16 @@ class MessageBody(Part):
         """Its parts joined; `developer` is OpenAI's newer name of `system`, which chat templates do not know."""
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        fields = json.dumps(shown) if (shown := self._fields) else ""
-        return Message("system" if self.role == "developer" else self.role, text, fields)
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        """What else the template may show."""
-        given: dict[str, object] = {}
+        given: dict[str, object] = {}  # what else the template may show
         if self.role == "tool":
             given = {"tool_call_id": self.tool_call_id, "name": self.name}
         elif self.role == "assistant":
             reasoning = self.reasoning or self.reasoning_content
             calls = [one.shown for one in self.tool_calls or ()]
             given = {"tool_calls": calls, "reasoning_content": reasoning if isinstance(reasoning, str) else ""}
-        return {name: value for name, value in given.items() if value}
+        shown = {name: value for name, value in given.items() if value}
+        role = "system" if self.role == "developer" else self.role
+        return Message(role, text, json.dumps(shown) if shown else "")
 
 
 Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

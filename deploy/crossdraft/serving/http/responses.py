@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_origin, get_type_hints
 
-from pydantic import AliasPath, BaseModel, Field, create_model
+from pydantic import AliasPath, BaseModel, Field, TypeAdapter, create_model
 
 from crossdraft.client import Kind, Reason, Statistics, Token
 from crossdraft.rpc.errors import without_addresses
@@ -28,10 +28,6 @@ class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-
-    @staticmethod
-    def of(prompt: int, completion: int) -> "Usage":
-        return Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -213,40 +209,6 @@ class ChatCompletion(BaseModel):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class Delta(BaseModel):
-    """A chunk of a message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
-
-
-class ChatChunkChoice(BaseModel):
-    """A chunk of one output."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: Finish | None
-    token_ids: list[int] | None = None
-
-
-class ChatChunk(BaseModel):
-    """A chunk of a stream."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    metrics: dict[str, Any] | None = None  # `speculative_decoding`
-    prompt_token_ids: list[int] | None = None
-    crossdraft: Trace | None = None
-
-
 class ModelCard(BaseModel):
     """A model that is served."""
 
@@ -301,7 +263,8 @@ class Ready(BaseModel):
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 Shown = PromptTokens | Committed | OutputEnded
-FINISH: dict[Reason, Finish] = {Reason.STOP: "stop"}  # all others are "length"
+Reply = dict[str, Any]  # one of the objects above, or a part of it
+JSON = TypeAdapter(Any)  # writes one
 
 
 @dataclass
@@ -339,9 +302,11 @@ class PartialOutput:
 
 
 class Format(ABC, Generic[BodyT]):
-    """Writes the replies to one request."""
+    """Writes the replies to one request, whole or in chunks."""
 
     PREFIX: ClassVar[str]  # of ids
+    OBJECTS: ClassVar[tuple[str, str]]  # the names of a whole reply and of a chunk
+    CHOICES_HAVE_PROMPTS: ClassVar[bool]  # what is told of a prompt stands in choices, or else beside them
 
     def __init__(
         self, body: BodyT, model: str, request_id: str, prompts: Sequence[Sequence[int]] = (), measured: bool = False
@@ -349,177 +314,144 @@ class Format(ABC, Generic[BodyT]):
         self.body = body
         self._prompts = prompts
         self._measured = measured
-        self._head: dict[str, Any] = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
+        self._head: Reply = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
 
     def output(self) -> PartialOutput:
         """One that begins."""
         return PartialOutput()
 
     @abstractmethod
-    def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
+    def _whole(self, index: int, output: PartialOutput) -> Reply:
+        """Text and log-probabilities of an output that has ended."""
+
+    @abstractmethod
+    def _part(self, index: int, before: PartialOutput, item: Shown) -> Reply:
+        """Likewise, of what comes next; the first part begins with what an answer begins with."""
+
+    def whole(self, outputs: Sequence[PartialOutput]) -> Reply:
         """The reply with all outputs, which have ended."""
+        choices = [self._ended(index, one) for index, one in enumerate(outputs)]
+        return self._reply(0, choices, **self._prompt_fields(0, outputs[0]), **self._totals(outputs))
 
-    @abstractmethod
-    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
-        """Tokens or the end of an output; `before` is the output without them, `trace` set if it was asked for."""
+    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Reply) -> Reply:
+        """Tokens or the end of an output; `before` is the output without them.
 
-    @abstractmethod
-    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
+        With `include_usage`, chunks before the last one have `usage: null`, or the usage of their choice so far.
+        """
+        tokens = item.tokens if isinstance(item, Committed) else ()
+        choice = self._choice(index, item, before, tokens) | self._part(index, before, item)
+        usage = {"usage": None} if self.body.include_usage else {}
+        if self.body.continuous_usage:
+            usage = _usage(len(self._prompts[index // self.body.n]), len(before.tokens) + len(tokens))
+        return self._reply(1, [choice], **self._prompt_fields(index, before), **trace, **usage)
+
+    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> Reply:
         """The last chunk of a stream with `include_usage`."""
+        return self._reply(1, [], **self._totals(outputs))
 
-    def totals(self, outputs: Sequence[PartialOutput]) -> dict[str, Any]:
+    def _reply(self, kind: int, choices: list[Reply], **more: object) -> Reply:
+        return {**self._head, "object": self.OBJECTS[kind], "choices": choices, **more}
+
+    def _totals(self, outputs: Sequence[PartialOutput]) -> Reply:
         """Usage, and metrics where they are wanted."""
         figures = [one.ended.statistics for one in outputs if one.ended is not None]
         measured = self._measured and len(figures) == 1 and figures[0].drafted_at
         metrics = {"metrics": {"speculative_decoding": _speculative_decoding(figures[0])}} if measured else {}
         prompts = sum(one.prompt_tokens for one in figures[:: self.body.n])
-        return metrics | {"usage": Usage.of(prompts, sum(one.tokens for one in figures))}
+        return metrics | _usage(prompts, sum(one.tokens for one in figures))
 
-    def _chunk_fields(self, index: int, before: PartialOutput, tokens: int, trace: Trace | None) -> dict[str, Any]:
-        """With `include_usage`, chunks before the last one have `usage: null`, or the usage of their choice so far."""
-        if self.body.continuous_usage:
-            prompt = len(self._prompts[index // self.body.n])
-            return _traced(trace) | {"usage": Usage.of(prompt, len(before.tokens) + tokens)}
-        return _traced(trace) | ({"usage": None} if self.body.include_usage else {})
-
-    def _prompt_ids(self, index: int) -> dict[str, Any]:
-        wanted = self.body.return_token_ids
-        return {"prompt_token_ids": list(self._prompts[index // self.body.n])} if wanted else {}
-
-    def _token_ids(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        return {"token_ids": [token.id for token in tokens]} if self.body.return_token_ids else {}
-
-    def _choice_fields(self, index: int, output: PartialOutput) -> dict[str, Any]:
+    def _ended(self, index: int, output: PartialOutput) -> Reply:
         assert output.ended is not None
         figures = Figures.of(output.ended.statistics)
-        trace = Trace(milliseconds=1000 * figures.seconds, statistics=figures) if self.body.speculative.trace else None
-        ids = self._token_ids(output.tokens)
-        return {"index": index, "finish_reason": _finish(output.ended, output), **ids, **_traced(trace)}
+        trace = {"crossdraft": {"milliseconds": 1000 * figures.seconds, "statistics": figures}}
+        choice = self._choice(index, output.ended, output, output.tokens) | self._whole(index, output)
+        return choice | (trace if self.body.speculative.trace else {})
 
-    def _prompt_fields(self, output: PartialOutput) -> dict[str, Any]:
-        count = self.body.prompt_logprobs
-        return {} if count is None else {"prompt_logprobs": [_scores(token, count) for token in output.prompt]}
+    def _choice(self, index: int, item: Shown, output: PartialOutput, tokens: Sequence[Token]) -> Reply:
+        ids = {"token_ids": [token.id for token in tokens]} if self.body.return_token_ids else {}
+        prompt = self._prompt_fields(index, output, of_choice=True)
+        return {"index": index, "finish_reason": _finish(item, output), **ids, **prompt}
+
+    def _prompt_fields(self, index: int, output: PartialOutput, of_choice: bool = False) -> Reply:
+        """What is told of a prompt, once, of a choice or beside it."""
+        if output.begun or of_choice is not self.CHOICES_HAVE_PROMPTS:
+            return {}
+        ids, count = self.body.return_token_ids, self.body.prompt_logprobs
+        found: Reply = {"prompt_token_ids": self._prompts[index // self.body.n]} if ids else {}
+        scores = {} if count is None else {"prompt_logprobs": [_scores(token, count) for token in output.prompt]}
+        return found | scores
 
 
 class CompletionFormat(Format[CompletionBody]):
     """Replies of /v1/completions."""
 
     PREFIX = "cmpl"
+    OBJECTS = ("text_completion", "text_completion")
+    CHOICES_HAVE_PROMPTS = True
 
-    def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        choices = [
-            CompletionChoice(
-                text=self.body.echo_of(index) + one.text,
-                logprobs=self._logprobs([*(one.prompt if self.body.echoes_tokens else ()), *one.tokens]),
-                **self._prompt_ids(index),
-                **self._choice_fields(index, one),
-                **self._prompt_fields(one),
-            )
-            for index, one in enumerate(outputs)
-        ]
-        return self._completion(choices, **self.totals(outputs))
+    def _whole(self, index: int, output: PartialOutput) -> Reply:
+        tokens = [*(output.prompt if self.body.echoes_tokens else ()), *output.tokens]
+        return {"text": self.body.echo_of(index) + output.text, "logprobs": self._logprobs(tokens)}
 
-    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
-        """As `Format.chunk`; the first one begins with the echo."""
+    def _part(self, index: int, before: PartialOutput, item: Shown) -> Reply:
         echo = "" if before.begun else self.body.echo_of(index)
         tokens = () if isinstance(item, OutputEnded) else item.tokens
-        committed = item.tokens if isinstance(item, Committed) else ()
-        choice = CompletionChoice(
-            index=index,
-            text=echo + text_of(tokens),
-            logprobs=self._logprobs(tokens, len(before.text)) if tokens else None,
-            finish_reason=_finish(item),
-            **self._token_ids(committed),
-            **({} if before.begun else self._prompt_ids(index)),
-        )
-        return self._completion([choice], **self._chunk_fields(index, before, len(committed), trace))
+        logprobs = self._logprobs(tokens, len(before.text)) if tokens else None
+        return {"text": echo + text_of(tokens), "logprobs": logprobs}
 
-    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        return self._completion([], **self.totals(outputs))
-
-    def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> CompletionLogprobs | None:
+    def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> Reply | None:
         count = self.body.num_logprobs
         return None if count is None else of_completion(tokens, offset, count)
-
-    def _completion(self, choices: list[CompletionChoice], **more: object) -> Completion:
-        return Completion.model_validate({**self._head, "object": "text_completion", "choices": choices, **more})
 
 
 class ChatFormat(Format[ChatBody]):
     """Replies of /v1/chat/completions."""
 
     PREFIX = "chatcmpl"
+    OBJECTS = ("chat.completion", "chat.completion.chunk")
+    CHOICES_HAVE_PROMPTS = False
 
     def output(self) -> PartialOutput:
         """As `Format.output`."""
         form = self.body.form
         return PartialOutput(answer=None if form.plain else AnswerParser(form))
 
-    def whole(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        choices = [
-            ChatChoice(
-                message=ChatMessage(role="assistant", refusal=None, **self._message(one)),
-                logprobs=self._logprobs(one.tokens),
-                **self._choice_fields(index, one),
-            )
-            for index, one in enumerate(outputs)
-        ]
-        fields = {"object": "chat.completion", "choices": choices, **self.totals(outputs), **self._prompt_ids(0)}
-        return ChatCompletion.model_validate(self._head | fields | self._prompt_fields(outputs[0]))
-
-    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Trace | None) -> BaseModel:
-        """As `Format.chunk`; the first one has the role."""
-        tokens = item.tokens if isinstance(item, Committed) else ()
-        text = self._delta(before, tokens)
-        delta = Delta(**text) if before.begun else Delta(role="assistant", **{"content": "", **text})
-        logprobs = self._logprobs(tokens) if tokens else None
-        choice = ChatChunkChoice(
-            index=index, delta=delta, logprobs=logprobs, finish_reason=_finish(item, before), **self._token_ids(tokens)
-        )
-        prompt = {} if before.begun else self._prompt_ids(index)
-        return self._chunk([choice], **prompt, **self._chunk_fields(index, before, len(tokens), trace))
-
-    def _message(self, output: PartialOutput) -> dict[str, Any]:
-        """What a whole answer consists of."""
-        if output.answer is None:
-            return {"content": output.text}
-        parts = self._parts(output.said)
+    def _whole(self, index: int, output: PartialOutput) -> Reply:
+        parts: Reply = {"content": output.text} if output.answer is None else self._parts(output.said)
         for call in parts.get("tool_calls", ()):
-            call.pop("index")
-        return {"content": None if parts else "", **parts}
+            del call["index"]
+        message = {"role": "assistant", "content": None if parts else "", "refusal": None, **parts}
+        return {"message": message, "logprobs": self._logprobs(output.tokens)}
 
-    def _delta(self, before: PartialOutput, tokens: Sequence[Token]) -> dict[str, Any]:
-        if before.answer is None:
-            return {"content": text_of(tokens)} if tokens else {}
-        return self._parts(before.new)
+    def _part(self, index: int, before: PartialOutput, item: Shown) -> Reply:
+        tokens = item.tokens if isinstance(item, Committed) else ()
+        delta = self._parts(before.new) if before.answer is not None else {"content": text_of(tokens)} if tokens else {}
+        begun = {} if before.begun else {"role": "assistant", "content": ""}
+        return {"delta": begun | delta, "logprobs": self._logprobs(tokens) if tokens else None}
 
-    def _parts(self, said: Sequence[Said]) -> dict[str, Any]:
+    def _parts(self, said: Sequence[Said]) -> Reply:
         """Content, reasoning and calls, those that there are."""
-        texts, calls = defaultdict[What, list[str]](list), dict[int, dict[str, Any]]()
+        texts, calls = defaultdict[str, str](str), dict[int, Reply]()
+        reasoning = ("reasoning", "reasoning_content") if self.body.include_reasoning else ()
         for one in said:
-            match one.what:
-                case What.CALL:
-                    called = {"name": one.text, "arguments": ""}
-                    calls[one.call] = {"index": one.call, "id": one.id, "type": "function", "function": called}
-                case What.ARGUMENTS:
-                    call = calls.setdefault(one.call, {"index": one.call, "function": {"arguments": ""}})
-                    call["function"]["arguments"] += one.text
-                case _:
-                    texts[one.what].append(one.text)
-        names = ("reasoning", "reasoning_content") if self.body.include_reasoning else ()
-        parts: dict[str, Any] = {"tool_calls": [*calls.values()]} if calls else {}
-        for what, shown in ((What.CONTENT, ("content",)), (What.REASONING, names)):
-            parts |= dict.fromkeys(shown, "".join(texts[what])) if texts[what] else {}
-        return parts
+            if one.what is What.CALL:
+                called = {"name": one.text, "arguments": ""}
+                calls[one.call] = {"index": one.call, "id": one.id, "type": "function", "function": called}
+            elif one.what is What.ARGUMENTS:
+                call = calls.setdefault(one.call, {"index": one.call, "function": {"arguments": ""}})
+                call["function"]["arguments"] += one.text
+            else:
+                for name in reasoning if one.what is What.REASONING else ("content",):
+                    texts[name] += one.text
+        return texts | ({"tool_calls": [*calls.values()]} if calls else {})
 
-    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> BaseModel:
-        return self._chunk([], **self.totals(outputs))
-
-    def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
+    def _logprobs(self, tokens: Sequence[Token]) -> Reply | None:
         return None if self.body.num_logprobs is None else of_chat(tokens)
 
-    def _chunk(self, choices: list[ChatChunkChoice], **more: object) -> ChatChunk:
-        return ChatChunk.model_validate({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
+
+def _usage(prompt: int, completion: int) -> Reply:
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {"usage": counts}
 
 
 def text_of(tokens: Sequence[Token | PromptToken]) -> str:
@@ -547,28 +479,25 @@ def _mark(token: Token, marks: Sequence[str]) -> str:
     return name if name in marks else ""
 
 
-def _scores(token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
+def _scores(token: PromptToken, count: int) -> Reply | None:
     """The token itself and the `count` most probable ids."""
     if token.log_probability is None:
         return None
-    names, each = token.names, [(token.id, token.raw, token.log_probability, token.rank)]
+    each = [(token.id, token.raw, token.log_probability, token.rank)]
     each += [(id, raw, value, rank) for rank, (id, raw, value) in enumerate(token.top[:count], 1) if id != token.id]
     return {
-        str(id): PromptLogprob(logprob=_finite(value), rank=rank, decoded_token=shown(id, raw, names))
+        str(id): {"logprob": _finite(value), "rank": rank, "decoded_token": shown(id, raw, token.names)}
         for id, raw, value, rank in each
     }
 
 
-def _finish(item: Shown, output: PartialOutput | None = None) -> Finish | None:
+def _finish(item: Shown, output: PartialOutput) -> Finish | None:
     """OpenAI's word for the end of an output; None for tokens."""
     if not isinstance(item, OutputEnded):
         return None
-    calls = output is not None and output.answer is not None and output.answer.calls
-    return "tool_calls" if calls and item.reason is Reason.STOP else FINISH.get(item.reason, "length")
-
-
-def _traced(trace: Trace | None) -> dict[str, Any]:
-    return {} if trace is None else {"crossdraft": trace}
+    if item.reason is not Reason.STOP:
+        return "length"
+    return "tool_calls" if output.answer is not None and output.answer.calls else "stop"
 
 
 NEVER = -9999.0  # OpenAI's value for log 0: JSON has no infinity
@@ -584,40 +513,34 @@ def shown(token: int, raw: bytes, names: Names = ()) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def of_chat(tokens: Sequence[Token]) -> ChatLogprobs:
-    return ChatLogprobs(
-        content=[
-            ChatToken(
-                **_likely(token.id, token.raw, token.log_probability, token.names),
-                top_logprobs=[LikelyToken(**_likely(*candidate, token.names)) for candidate in token.top],
-            )
+def of_chat(tokens: Sequence[Token]) -> Reply:
+    return {
+        "content": [
+            _likely(token.id, token.raw, token.log_probability, token.names)
+            | {"top_logprobs": [_likely(*candidate, token.names) for candidate in token.top]}
             for token in tokens
         ]
-    )
+    }
 
 
-def _likely(token: int, raw: bytes, value: float | None, names: Names) -> dict[str, Any]:
+def _likely(token: int, raw: bytes, value: float | None, names: Names) -> Reply:
     return {"token": shown(token, raw, names), "logprob": _finite(value), "bytes": list(raw) or None}
 
 
-def of_completion(tokens: Sequence[Token | PromptToken], offset: int, count: int) -> CompletionLogprobs:
+def of_completion(tokens: Sequence[Token | PromptToken], offset: int, count: int) -> Reply:
     """Log-probabilities of tokens of a completion; `offset` characters of its text come before them.
 
     The first token of a prompt has none.
     """
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    return CompletionLogprobs(
-        tokens=[shown(token.id, token.raw, token.names) for token in tokens],
-        token_logprobs=[None if _first(token) else _finite(token.log_probability) for token in tokens],
-        top_logprobs=[
+    return {
+        "tokens": [shown(token.id, token.raw, token.names) for token in tokens],
+        "token_logprobs": [None if _first(token) else _finite(token.log_probability) for token in tokens],
+        "top_logprobs": [
             None if _first(one) else {shown(id, raw, one.names): _finite(value) for id, raw, value in one.top[:count]}
             for one in tokens
         ],
-        text_offset=offsets,
-    )
+        "text_offset": [*accumulate((len(token.text) for token in tokens), initial=offset)][:-1],
+    }
 
 
 def _first(token: Token | PromptToken) -> bool:

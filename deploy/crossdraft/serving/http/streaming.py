@@ -18,7 +18,7 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
-from crossdraft.serving.http.responses import Figures, Format, PartialOutput, Shown, Trace
+from crossdraft.serving.http.responses import JSON, Figures, Format, PartialOutput, Reply, Shown
 from crossdraft.trace.timeline import Span, What
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def items(backend: Backend, requests: Sequence[OutputRequest]) -> AsyncGenerator
     return merged([backend.stream(request) for request in requests])
 
 
-async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, beside: Beside) -> str:
+async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, beside: Beside) -> bytes:
     """The reply, as JSON, once everything has come.
 
     Raises:
@@ -46,7 +46,7 @@ async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, be
                 outputs[index].hear(item)
                 outputs[index].take(item, format.body.echoes_tokens)
     values = sum(len(one.tokens) for one in outputs) * (1 + (format.body.num_logprobs or 0))
-    return await beside.run(BYTES * values, lambda: format.whole(outputs).model_dump_json(exclude_unset=True))
+    return await beside.run(BYTES * values, lambda: JSON.dump_json(format.whole(outputs)))
 
 
 class Chunks:
@@ -97,10 +97,10 @@ class Chunks:
             return True
         return self._body.num_logprobs is not None or self._body.return_token_ids or self._body.speculative.trace
 
-    def _trace(self, index: int, item: Shown) -> Trace | None:
+    def _trace(self, index: int, item: Shown) -> Reply:
         if not self._body.speculative.trace or isinstance(item, PromptTokens):
-            return None
-        fields: dict[str, object] = {"milliseconds": 1000 * (time.perf_counter() - self._began)}
+            return {}
+        fields: Reply = {"milliseconds": 1000 * (time.perf_counter() - self._began)}
         if isinstance(item, Committed):
             (token,) = item.tokens  # with a trace each comes by itself
             fields |= {"kind": token.kind, "bytes": list(token.raw)}
@@ -108,15 +108,15 @@ class Chunks:
             fields["statistics"] = Figures.of(item.statistics)
         if self._spans[index]:
             fields["spans"], self._spans[index] = self._spans[index], []
-        return Trace.model_validate(fields)
+        return {"crossdraft": fields}
 
 
 def _without_address(span: Span) -> Span:
     return replace(span, label=without_addresses(span.label)) if span.what is What.LOST else span
 
 
-def event_of(value: BaseModel) -> bytes:
-    return b"data: " + value.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+def event_of(value: Reply | BaseModel) -> bytes:
+    return b"data: " + JSON.dump_json(value) + b"\n\n"
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
