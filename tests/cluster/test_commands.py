@@ -3,6 +3,7 @@
 import asyncio
 import json
 import subprocess
+from contextlib import nullcontext
 from io import StringIO
 
 import pytest
@@ -10,7 +11,7 @@ from ray.serve._private.common import ReplicaState
 from ray.serve.schema import DeploymentStatus, DeploymentStatusOverview, DeploymentStatusTrigger
 from rich.console import Console
 
-from crossdraft.cli.cluster import table_of
+from crossdraft.cli.cluster import status, table_of
 from crossdraft.cluster import capacity
 from crossdraft.cluster.deploy import alone
 from crossdraft.cluster.status import Deployed, Entry, Hosted, Load, Role, hosted, in_short
@@ -35,6 +36,20 @@ def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
     written = console.file.getvalue().splitlines()
     assert max(map(len, written)) <= 80
     assert {address, "65534", "1234567", "76:00", "12", "34%"} <= set(" ".join(written).split())
+
+
+def test_status_names_nodes_that_are_set_up_where_something_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("crossdraft.cli.cluster._cluster", lambda _: nullcontext())
+    monkeypatch.setattr(capacity, "pending_nodes", lambda: ("10.77.0.2 waiting-for-ssh",))
+    for configured, named in ((2, True), (1, False)):
+        one = Hosted("Target", "UNHEALTHY", 1, configured, "")
+        monkeypatch.setattr(
+            "crossdraft.cluster.status.deployed", lambda one=one: Deployed((), "RUNNING", "", (one,), {})
+        )
+        status("auto", as_json=False)
+        assert ("Ray sets up a node: 10.77.0.2 waiting-for-ssh" in capsys.readouterr().out.splitlines()) == named
 
 
 def test_replicas_that_serve_ends_because_there_are_to_be_fewer_are_not_missing() -> None:

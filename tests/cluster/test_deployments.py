@@ -1,6 +1,7 @@
 """What Serve is to run when a configuration comes, and in what order."""
 
 import socket
+import time
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -17,6 +18,7 @@ from crossdraft.cluster.capacity import NotServedError, needs_of, placed
 from crossdraft.cluster.config import Process, parse, processes_of
 from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
 from crossdraft.cluster.servers import OUTPUTS, by_outputs, check, ongoing
+from crossdraft.cluster.status import Load
 from crossdraft.config.cluster import Scale
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.types.statistics import ModelStatistics
@@ -171,6 +173,12 @@ def test_replicas_follow_the_outputs_that_they_have() -> None:
     loaded: Any = SimpleNamespace(aggregated_metrics={OUTPUTS: {"one": 9.0, "other": 8.0}}, config=aimed)
     idle: Any = SimpleNamespace(aggregated_metrics={}, config=aimed)
     assert (by_outputs(loaded), by_outputs(idle)) == ((5, {}), (0, {}))
+
+
+def test_a_load_is_never_more_than_all_of_the_time() -> None:
+    """Though a step that began before the load was last asked for counts whole."""
+    replica: Any = SimpleNamespace(_work=(0, 0.0), _asked=time.monotonic(), _server=SimpleNamespace(work=(2, 5.0)))
+    assert servers.ServerReplica._load(replica) == Load(2, 1.0)
 
 
 def test_of_a_drafter_those_outputs_count_that_it_drafts_for_or_that_wait_for_it() -> None:

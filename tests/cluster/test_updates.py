@@ -7,12 +7,14 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+import yaml
 from openai import APIError
 from ray import serve
+from ray.serve.schema import ServeDeploySchema
 
 from crossdraft.cli.authority import Purpose, Subject, issue, new_authority
 from crossdraft.client import connect
-from crossdraft.cluster.status import Role
+from crossdraft.cluster.status import APPLICATION, Role, application_status, hosted
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import ServiceError
 from tests.cluster.running import (
@@ -237,6 +239,27 @@ async def test_another_model_is_served_before_the_one_before_is_not(cluster: Run
     assert seen[-1] == ["other"]
     assert [] not in seen
     await eventually(lambda: {one.model for one in cluster.entries(Role.TARGET)} == {"other"})
+
+
+@pytest.mark.full
+def test_serve_deploy_replaces_one_target_after_the_other_where_none_has_room_beside_them(
+    cluster: RunningCluster,
+) -> None:
+    cluster.deploy(cluster.configuration("replicas: 3"))
+    text = cluster.configuration("replicas: 3, cache_mib: 65").replace("keys: keys", f"keys: {cluster.folder}/keys")
+    one = {"name": APPLICATION, "import_path": "crossdraft.cluster.deploy:build", "args": yaml.safe_load(text)}
+    serve.context._get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [one]}))
+    states: list[tuple[int, bool]] = []  # how many targets serve, and whether that is all
+
+    def ended() -> bool:
+        found = application_status()
+        for target in (hosted(*one) for one in found.deployments.items() if one[0] == f"Target-{MODEL}"):
+            states.append((target.replicas, target.state == "HEALTHY"))
+        return bool(found.status != "DEPLOYING")
+
+    asyncio.run(eventually(ended))
+    assert (states[-1], application_status().status) == ((3, True), "RUNNING")
+    assert min(states) == (2, False)
 
 
 def test_when_serve_is_shut_down_nothing_is_left(cluster: RunningCluster) -> None:

@@ -76,12 +76,14 @@ def exposed(wanted: "Configuration") -> Iterator[str]:
 def status(address: str, as_json: bool) -> None:
     """Prints what runs. Raises CommandFailed if nothing is deployed."""
     with _cluster(address):
+        from crossdraft.cluster.capacity import pending_nodes
         from crossdraft.cluster.status import deployed
 
         try:
             found = deployed()
         except ValueError as error:
             raise CommandFailed(NOT_DEPLOYED) from error
+        pending = pending_nodes() if found.missing else ()
     if as_json:
         print(json.dumps(found.plain()))
         return
@@ -98,6 +100,8 @@ def status(address: str, as_json: bool) -> None:
     for one in found.missing:
         few = f"{one.name}: {one.replicas} of {one.configured} serve"
         print(f"{few}; the rest is being started, or waits for a node with room")
+    for node in pending:
+        print(f"Ray sets up a node: {node}")
 
 
 def table_of(found: "Deployed", now: float) -> Table:

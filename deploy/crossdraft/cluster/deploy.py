@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
+from secrets import token_hex
 from typing import Any
 
 import ray
@@ -234,10 +235,11 @@ def versions_of(found: Processes) -> dict[str, str]:
 def deployed_before() -> Processes:
     """What Serve has been told to run; nothing where it has not, or what an earlier crossdraft told it is not valid."""
     client = _get_global_client(raise_if_no_controller_running=False)
-    applications = {} if client is None else client.get_serve_details()["applications"]
-    deployments = applications.get(APPLICATION, {}).get("deployments", {})
-    try:
-        state = json.loads(deployments[DIRECTORIES]["deployment_config"]["user_config"][STATE])
+    if client is None:
+        return ()
+    try:  # of the deployment itself: an application that Serve builds, or could not build, has none while they run
+        directory, _ = client.get_deployment_info(DIRECTORIES, APPLICATION)
+        state = json.loads(directory.deployment_config.user_config[STATE])
         configuration = parse(state["configuration"])
     except (KeyError, ConfigurationError):
         return ()
@@ -355,6 +357,10 @@ def build(args: Mapping[str, object]) -> Application:
     try:
         configuration = parse(yaml.safe_dump(dict(args)), "")
         with logged(configuration.log_format):
-            return application(*_checked(configuration, BUILDING), _free())
+            wanted, before = _checked(configuration, BUILDING)
+            # Serve replaces all, also what has not changed: under its version the old ones have the places of their
+            # nodes.
+            new = f"-{token_hex(4)}"
+            return application([replace(one, version=one.version + new) for one in wanted], before, _free())
     except (ConfigurationError, NotServedError) as error:
         raise RayServeException(str(error)) from error

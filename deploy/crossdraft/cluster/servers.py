@@ -166,11 +166,11 @@ class ServerReplica(ABC):
         await self._serving.enter_async_context(announced(entry_of(process, address, server.metrics), self._load))
 
     def _load(self) -> Load:
-        """Since it was asked for last."""
+        """Since it was asked for last; a step counts where it ends, so one that began before is more than there was."""
         (_, before), since = self._work, self._asked
         self._work, self._asked = self._server.work, time.monotonic()
         sessions, seconds = self._work
-        return Load(sessions, (seconds - before) / max(self._asked - since, SHORTEST))
+        return Load(sessions, min(1.0, (seconds - before) / max(self._asked - since, SHORTEST)))
 
     @abstractmethod
     async def server(self, process: Process) -> AnyServer:
