@@ -38,7 +38,7 @@ CASES = [
         if method_named(name).exact
     ),
 ]
-COUNT, LEAST_TESTS = (20_000, 4) if FULL else (300, 2)
+COUNT, LEAST_TESTS = (4_000, 4) if FULL else (300, 2)
 SERVED = ("drafter-b", EAGLE, *(("drafter-c", TARGET) if FULL else ()))
 AFFINE = ("drafter-b",) if FULL else ()
 pytestmark = pytest.mark.asyncio(loop_scope="module")
