@@ -149,7 +149,7 @@ from crossdraft.config.commands import AffinityOptions
 model, corpus, output = sys.argv[1], *map(Path, sys.argv[2:])
 make_affinity(model, model, corpus, output, AffinityOptions())
 count_tokens(model, corpus, output)
-inspect(model, model, None, True)
+inspect(model, model, None, None, False, True)
 print("torch" in sys.modules)
 """
     command = [sys.executable, "-c", program, model, corpus, tmp_path / "out"]

@@ -132,19 +132,14 @@ class GenerationOptions:
     stalled_seconds: float = 60.0  # after which an output whose client does not read is cancelled
 
 
-@dataclass
-class _Bucket:
-    left: float  # requests
-    at: float  # seconds, of the latest request
-
-
 class Rates:
     """The buckets of all clients. Pure: the caller tells the time."""
 
     def __init__(self, limit: RateLimit) -> None:
         self._limit = limit
         self._per_second = limit.per_minute / 60
-        self._buckets: dict[str, _Bucket] = {}  # by client, in the order of their latest requests
+        # By client, in the order of their latest requests: what is left, and the time of the latest, in seconds.
+        self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, client: str, now: float) -> float:
         """Takes one request from a client's bucket at the time `now`, in seconds.
@@ -152,13 +147,9 @@ class Rates:
         Returns:
             0 if the bucket had one, else the seconds until it will.
         """
-        bucket = self._buckets.pop(client, None) or _Bucket(self._limit.burst, now)
-        bucket.left = min(self._limit.burst, bucket.left + (now - bucket.at) * self._per_second)
-        bucket.at = now
-        self._buckets[client] = bucket
+        left, at = self._buckets.pop(client, (self._limit.burst, now))
+        left = min(self._limit.burst, left + (now - at) * self._per_second)
+        self._buckets[client] = (left - 1 if left >= 1 else left, now)
         while len(self._buckets) > MAX_CLIENTS:  # a dropped client gets a full bucket, so hardly exceeds its limit
             del self._buckets[next(iter(self._buckets))]
-        if bucket.left < 1:
-            return (1 - bucket.left) / self._per_second
-        bucket.left -= 1
-        return 0.0
+        return 0.0 if left >= 1 else (1 - left) / self._per_second

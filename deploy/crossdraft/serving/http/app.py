@@ -44,7 +44,7 @@ from crossdraft.serving.http.responses import (
     Ready,
     Tokenized,
 )
-from crossdraft.serving.http.streaming import AnyFormat, Chunks, ClientGoneError, EventStream, items, unless_gone, whole
+from crossdraft.serving.http.streaming import AnyFormat, ClientGoneError, EventStream, Replies, merged, unless_gone
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
 from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, Reasoning, ToolFormat, after
@@ -156,12 +156,7 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
     async def responses_(body: ResponsesBody, request: Request) -> Response:
         """An answer to a chat, as items; nothing is stored."""
         model, requests = await ordered(request, body.chat)
-        coming, writer = items(backend, requests), ResponseWriter(body, model, request.scope[ID_KEY])
-        if not body.stream:
-            answer = await unless_gone(request.receive, writer.whole(coming))
-            return Response(answer, media_type="application/json")
-        first = await unless_gone(request.receive, anext(coming))
-        return EventStream(writer.stream(first, coming), options.stalled_seconds)
+        return await sent(request, body.stream, requests, ResponseWriter(body, model, request.scope[ID_KEY]))
 
     def _checked(body: GenerationBody) -> str:
         """The model that a body names, or the only one."""
@@ -201,14 +196,18 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
         prompts = [(await backend.written(model, one)).ids for one in asked]
         format = kind(body, model, request_id, prompts, measured)
-        coming = items(backend, requests)
-        if not body.stream:
-            answer = await unless_gone(request.receive, whole(coming, format, beside))
+        return await sent(request, body.stream, requests, Replies(format, request_id, beside))
+
+    async def sent(
+        request: Request, stream: bool, requests: Sequence[OutputRequest], writer: Replies | ResponseWriter
+    ) -> Response:
+        coming = merged([backend.stream(one) for one in requests])
+        if not stream:
+            answer = await unless_gone(request.receive, writer.whole(coming))
             return Response(answer, media_type="application/json")
-        chunks = Chunks(format, request_id)
         # An error before the first item has a status of its own.
         first = await unless_gone(request.receive, anext(coming))
-        return EventStream(chunks.stream(first, coming), options.stalled_seconds)
+        return EventStream(writer.stream(first, coming), options.stalled_seconds)
 
     return router
 

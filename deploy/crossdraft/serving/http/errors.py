@@ -127,12 +127,8 @@ def refusal_of(error: Exception, request_id: str) -> RefusedError:
         log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
     text = errors.without_addresses(str(error)) if isinstance(error, errors.ServiceError) else str(error)
     after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
-    return meaning.refusal(in_body(text), param_of(error), after if meaning.status == 429 else None)
-
-
-def in_body(text: str) -> str:
-    """An error's text with the fields of a body as they are named there."""
-    return SPECULATIVE.sub(r"speculative.\g<0>", text)
+    text = SPECULATIVE.sub(r"speculative.\g<0>", text)  # fields as they are named in a body
+    return meaning.refusal(text, param_of(error), after if meaning.status == 429 else None)
 
 
 def param_of(error: Exception) -> str | None:

@@ -213,12 +213,12 @@ class ResponseWriter:
         shown |= {"metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False}
         self.response = Response(id=f"resp_{request_id}", created_at=int(time.time()), model=model, **shown)
 
-    async def whole(self, coming: AsyncGenerator[tuple[int, OutputItem], None]) -> str:
+    async def whole(self, coming: AsyncGenerator[tuple[int, OutputItem], None]) -> bytes:
         """The reply, as JSON, once everything has come; raises one of errors.FOREIGN."""
         async with aclosing(coming):
             async for _, item in coming:
                 _ = [*self._events(item)]
-        return self.response.model_dump_json()
+        return self.response.model_dump_json().encode()
 
     async def stream(
         self, first: tuple[int, OutputItem], rest: AsyncGenerator[tuple[int, OutputItem], None]
@@ -245,21 +245,18 @@ class ResponseWriter:
         if isinstance(item, Committed) and new and all(said.what is What.REASONING for said in new):
             self._thought += len(item.tokens)
         for said in new:
-            yield from self._said(said)
+            items, kind = self.response.output, KINDS.get(said.what, "function_call")
+            if said.what is What.CALL or not items or items[-1]["type"] != kind:
+                yield from self._end()
+                yield from self._begin(kind, said)
+            if said.what is not What.CALL:
+                self._open += said.text
+                yield self._of_item(f"response.{PARTS.get(kind, 'function_call_arguments')}.delta", delta=said.text)
         if isinstance(item, OutputEnded):
             if not self.response.output:
                 yield from self._begin("message")
             yield from self._end()
             yield self._finished(item)
-
-    def _said(self, said: Said) -> Iterator[bytes]:
-        items, kind = self.response.output, KINDS.get(said.what, "function_call")
-        if said.what is What.CALL or not items or items[-1]["type"] != kind:
-            yield from self._end()
-            yield from self._begin(kind, said)
-        if said.what is not What.CALL:
-            self._open += said.text
-            yield self._of_item(f"response.{PARTS.get(kind, 'function_call_arguments')}.delta", delta=said.text)
 
     def _begin(self, kind: str, said: Said | None = None) -> Iterator[bytes]:
         item: dict[str, Any] = {"id": f"{kind}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}

@@ -400,8 +400,16 @@ class CompletionFormat(Format[CompletionBody]):
         return {"text": echo + text_of(tokens), "logprobs": logprobs}
 
     def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> Reply | None:
-        count = self.body.num_logprobs
-        return None if count is None else of_completion(tokens, offset, count)
+        """Of tokens before which are `offset` characters of the text; the first token of a prompt has none."""
+        if (count := self.body.num_logprobs) is None:
+            return None
+        offsets = accumulate((len(token.text) for token in tokens), initial=offset)
+        return {
+            "tokens": [shown(token.id, token.raw, token.names) for token in tokens],
+            "token_logprobs": [None if _first(token) else _finite(token.log_probability) for token in tokens],
+            "top_logprobs": [None if _first(token) else _top(token, count) for token in tokens],
+            "text_offset": [*offsets][:-1],
+        }
 
 
 class ChatFormat(Format[ChatBody]):
@@ -446,7 +454,15 @@ class ChatFormat(Format[ChatBody]):
         return texts | ({"tool_calls": [*calls.values()]} if calls else {})
 
     def _logprobs(self, tokens: Sequence[Token]) -> Reply | None:
-        return None if self.body.num_logprobs is None else of_chat(tokens)
+        if self.body.num_logprobs is None:
+            return None
+        return {
+            "content": [
+                _likely(token.id, token.raw, token.log_probability, token.names)
+                | {"top_logprobs": [_likely(*candidate, token.names) for candidate in token.top]}
+                for token in tokens
+            ]
+        }
 
 
 def _usage(prompt: int, completion: int) -> Reply:
@@ -513,34 +529,12 @@ def shown(token: int, raw: bytes, names: Names = ()) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def of_chat(tokens: Sequence[Token]) -> Reply:
-    return {
-        "content": [
-            _likely(token.id, token.raw, token.log_probability, token.names)
-            | {"top_logprobs": [_likely(*candidate, token.names) for candidate in token.top]}
-            for token in tokens
-        ]
-    }
-
-
 def _likely(token: int, raw: bytes, value: float | None, names: Names) -> Reply:
     return {"token": shown(token, raw, names), "logprob": _finite(value), "bytes": list(raw) or None}
 
 
-def of_completion(tokens: Sequence[Token | PromptToken], offset: int, count: int) -> Reply:
-    """Log-probabilities of tokens of a completion; `offset` characters of its text come before them.
-
-    The first token of a prompt has none.
-    """
-    return {
-        "tokens": [shown(token.id, token.raw, token.names) for token in tokens],
-        "token_logprobs": [None if _first(token) else _finite(token.log_probability) for token in tokens],
-        "top_logprobs": [
-            None if _first(one) else {shown(id, raw, one.names): _finite(value) for id, raw, value in one.top[:count]}
-            for one in tokens
-        ],
-        "text_offset": [*accumulate((len(token.text) for token in tokens), initial=offset)][:-1],
-    }
+def _top(token: Token | PromptToken, count: int) -> dict[str, float]:
+    return {shown(id, raw, token.names): _finite(value) for id, raw, value in token.top[:count]}
 
 
 def _first(token: Token | PromptToken) -> bool:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from crossdraft.rpc.errors import without_addresses
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
-from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, TraceSpans
+from crossdraft.serving.backend import OutputItem, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import JSON, Figures, Format, PartialOutput, Reply, Shown
@@ -29,36 +29,27 @@ AnyFormat = Format[Any]
 T = TypeVar("T")
 
 
-def items(backend: Backend, requests: Sequence[OutputRequest]) -> AsyncGenerator[IndexedItem, None]:
-    return merged([backend.stream(request) for request in requests])
+class Replies:
+    """The reply to one request, whole, or as chunks, each of them a server-sent event."""
 
-
-async def whole(coming: AsyncGenerator[IndexedItem, None], format: AnyFormat, beside: Beside) -> bytes:
-    """The reply, as JSON, once everything has come.
-
-    Raises:
-        Exception: one of errors.FOREIGN.
-    """
-    outputs = [format.output() for _ in range(format.body.num_outputs)]
-    async with aclosing(coming):
-        async for index, item in coming:
-            if not isinstance(item, TraceSpans):
-                outputs[index].hear(item)
-                outputs[index].take(item, format.body.echoes_tokens)
-    values = sum(len(one.tokens) for one in outputs) * (1 + (format.body.num_logprobs or 0))
-    return await beside.run(BYTES * values, lambda: JSON.dump_json(format.whole(outputs)))
-
-
-class Chunks:
-    """The chunks of a stream, each a server-sent event."""
-
-    def __init__(self, format: AnyFormat, request_id: str) -> None:
+    def __init__(self, format: AnyFormat, request_id: str, beside: Beside) -> None:
         self._format = format
         self._body: GenerationBody = format.body
         self._request_id = request_id
+        self._beside = beside
         self._outputs = [format.output() for _ in range(self._body.num_outputs)]
         self._spans: list[list[Span]] = [[] for _ in self._outputs]  # not sent yet
         self._began = time.perf_counter()
+
+    async def whole(self, coming: AsyncGenerator[IndexedItem, None]) -> bytes:
+        """The reply, as JSON, once everything has come; raises one of errors.FOREIGN."""
+        async with aclosing(coming):
+            async for index, item in coming:
+                if not isinstance(item, TraceSpans):
+                    self._outputs[index].hear(item)
+                    self._outputs[index].take(item, self._body.echoes_tokens)
+        values = sum(len(one.tokens) for one in self._outputs) * (1 + (self._body.num_logprobs or 0))
+        return await self._beside.run(BYTES * values, lambda: JSON.dump_json(self._format.whole(self._outputs)))
 
     async def stream(self, first: IndexedItem, rest: AsyncGenerator[IndexedItem, None]) -> AsyncGenerator[bytes, None]:
         """All events, the last one included. An error is an event, too: the status was sent before."""
