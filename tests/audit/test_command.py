@@ -117,7 +117,7 @@ async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], f
     """A temperature off by two percent is found at the sample size at which that is stated."""
     file = file_in(tmp_path)
     with suppress(CommandFailed):
-        await audit(url, file, extra, greedy=0, sampled=3, samples=1_700, tokens=8, level=0.001)
+        await audit(url, file, extra, greedy=0, sampled=3, samples=1_900, tokens=8, level=0.001)
     assert file.json_file is not None
     found = json.loads(file.json_file.read_text())
     assert found["faults"] == faults
