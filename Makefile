@@ -85,5 +85,6 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(DEV_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing the dependencies and all tools into $(VENV), which takes some minutes and prints nothing"
 	$(PIP_INSTALL) --editable '.[bench,dev,docs,serve]'
 	touch $(INSTALLED) $@
