@@ -4,10 +4,12 @@ from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import replace
 from pickle import dumps, loads
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from crossdraft.client.api import Pipeline
 from crossdraft.session.assignment import Secrets
 from crossdraft.session.models import (
     SAFE,
@@ -158,6 +160,8 @@ def test_a_drafter_that_reads_hidden_states_needs_the_target_that_they_are_of() 
     ):
         with pytest.raises(RequestError, match=why):
             resolve(GenerationRequest("x"), wrong)
+        pipeline = SimpleNamespace(models=wrong, _connected=SimpleNamespace(services=SimpleNamespace(drafters="d")))
+        assert Pipeline.gain(pipeline, GenerationRequest("x"), 1.0) is None  # no automatic choice takes it
 
 
 def test_no_method_is_refused_where_there_is_no_drafter() -> None:

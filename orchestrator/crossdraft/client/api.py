@@ -426,6 +426,7 @@ class Pipeline:
         if models.drafter is None or not len(self._connected.services.drafters):
             return None
         try:
+            _ = models.reads_hidden  # raises for a drafter that reads another target's states
             request = with_defaults(request, models.target.defaults)
             request = replace(request if self._trusted else without_trust(request), overlap=Overlap.AUTO)
             controller = controller_of(request, choose_method(request, models), 1, self._learning, models.copies)

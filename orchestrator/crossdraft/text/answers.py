@@ -136,7 +136,8 @@ class AnswerForm:
         if self.reasoning is not None:
             begin = "" if self.reasoning.open else re.escape(self.reasoning.begin)
             rules.append(f"thinking[suffix={_quoted(self.reasoning.end)}]: /{begin}(?s:.*)/")
-            start = f"{'thinking' if self.reasoning.open else 'thinking?'} /[ \\t\\r\\n]{{0,8}}/ {start}"
+            rules.append("reasoned: thinking /[ \\t\\r\\n]{0,8}/")
+            start = f"{'reasoned' if self.reasoning.open else 'reasoned?'} {start}"
         return Grammar.ebnf("\n".join([f"start: {start}", *rules]) + "\n")
 
 

@@ -135,6 +135,7 @@ async def test_an_output_that_is_cut_or_empty(served: Front, outputs: FakeBacken
     outputs.reason = Reason.LENGTH
     whole, events = await both_incomplete(served)
     assert (whole.status, events[-1]["type"]) == ("incomplete", "response.incomplete")
+    assert events[-2]["item"]["status"] == "incomplete"
     assert whole.incomplete_details is not None
     assert whole.incomplete_details.reason == "max_output_tokens"
     outputs.tokens, outputs.reason = (), Reason.STOP

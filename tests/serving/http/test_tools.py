@@ -222,3 +222,4 @@ def test_reasoning_of_any_length_comes_before_what_a_grammar_wants() -> None:
     grammar = AnswerForm(None, REASONINGS["qwen3"]).grammar((), True, Grammar.choice(["x"]))
     assert accepted(grammar, f"<think>{'Hm <b>. ' * 100}</think>\n\nx")
     assert not accepted(grammar, "<think>Hm</think>y")
+    assert (accepted(grammar, "x"), accepted(grammar, " x")) == (True, False)

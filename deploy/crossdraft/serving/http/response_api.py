@@ -255,7 +255,7 @@ class ResponseWriter:
         if isinstance(item, OutputEnded):
             if not self.response.output:
                 yield from self._begin("message")
-            yield from self._end()
+            yield from self._end("completed" if item.reason is Reason.STOP else "incomplete")
             yield self._finished(item)
 
     def _begin(self, kind: str, said: Said | None = None) -> Iterator[bytes]:
@@ -271,7 +271,7 @@ class ResponseWriter:
         if kind in PARTS:
             yield self._of_item("response.content_part.added", part=self._part(kind))
 
-    def _end(self) -> Iterator[bytes]:
+    def _end(self, status: str = "completed") -> Iterator[bytes]:
         """Of the last item, if there is one."""
         if not self.response.output:
             return
@@ -283,7 +283,7 @@ class ResponseWriter:
         else:
             item["arguments"] = self._open
             yield self._of_item("response.function_call_arguments.done", arguments=self._open, name=item["name"])
-        item["status"], self._open = "completed", ""
+        item["status"], self._open = status, ""
         yield self._of_item("response.output_item.done", item=item)
 
     def _finished(self, ended: OutputEnded) -> bytes:
@@ -291,7 +291,6 @@ class ResponseWriter:
         self.response.status = "incomplete" if cut else "completed"
         if cut:
             self.response.incomplete_details = {"reason": "max_output_tokens"}
-            self.response.output[-1]["status"] = "incomplete"
         read, made = ended.statistics.prompt_tokens, ended.statistics.tokens
         self.response.usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made} | {
             "input_tokens_details": {"cached_tokens": 0},
