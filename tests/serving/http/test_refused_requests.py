@@ -76,6 +76,12 @@ HOW = "speculative"
         (CHAT, CHATTING | {"tools": [{}], "tool_choice": "auto"}, "tools.0.type", "it is required"),
         (CHAT, CHATTING | {"tools": [{"type": "custom"}]}, "tools.0.type", "it may be 'function'"),
         (CHAT, CHATTING | {"tools": [TOOL] * 513}, "tools", "at most 512 items"),
+        (
+            CHAT,
+            CHATTING | {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+            "tools.0.function.parameters",
+            'its type must be "object"',
+        ),
         (CHAT, CHATTING | {"tools": [TOOL], "tool_choice": NAMED}, None, "does not match any of the specified `tools`"),
         (
             CHAT,

@@ -456,6 +456,13 @@ class FunctionBody(Part):
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; by default it has nothing.")
     strict: StrictBool | None = Field(None, description="With tool_choice auto: arguments are by the schema.")
 
+    @field_validator("parameters")
+    @classmethod
+    def _of_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if parameters is not None and parameters.get("type", "object") != "object":
+            raise ValueError('its type must be "object": arguments are one')
+        return parameters
+
     def function(self, any_object: bool = False) -> Function:
         """With the schema of its arguments, or that of any object."""
         none: dict[str, Any] = {"properties": {}, "additionalProperties": False}
