@@ -55,6 +55,8 @@ def greedy_verdicts(toy: Toy, method: Method, salt: str) -> list[WalkStep]:
     step, answer = next(walk), None
     while not isinstance(step, Refused):
         match step:
+            case NeedRow(known=True):  # no pass has looked ahead
+                answer = None
             case NeedDraftToken():
                 if not left:
                     return decided
@@ -82,7 +84,8 @@ def conversation(pair: Pair, answers: Iterable[Answer], script: list[int]) -> li
     walk = coupling.walk(Ground(pair, EnumeratingChooser(script)))
     steps = [next(walk)]
     while not isinstance(steps[-1], Refused):
-        answer = None if isinstance(steps[-1], Emit) else next(waiting, ...)
+        known = isinstance(steps[-1], NeedRow) and steps[-1].known  # no pass has looked ahead
+        answer = None if known or isinstance(steps[-1], Emit) else next(waiting, ...)
         if answer is ...:
             break
         steps.append(walk.send(answer))
@@ -93,9 +96,9 @@ def shown(steps: Iterable[WalkStep]) -> list[object]:
     """Steps as plain values."""
     plain: list[object] = []
     for step in steps:
-        if isinstance(step, NeedRow):
+        if isinstance(step, NeedRow) and not step.known:
             plain.append(("row", step.listed.tolist(), step.judging, step.whole))
-        else:
+        elif not isinstance(step, NeedRow):
             plain.append("draft_token" if isinstance(step, NeedDraftToken) else step)
     return plain
 
