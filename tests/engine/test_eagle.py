@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from crossdraft.engine.eagle.engine import EagleEngine, StateLayer
-from crossdraft.engine.loader import FUSION, load_model
+from crossdraft.engine.loader import FUSION, LoadOptions, load_model
 from crossdraft.engine.names import BUNDLED, ModelLoadError
 from crossdraft.engine.requests import ContextOverflowError, ForwardRequest, ScheduledRequest, common_prefix
 from crossdraft.engine.served_model import RunningModel
@@ -171,7 +171,7 @@ def test_what_a_session_may_take(layer: StateLayer) -> None:
 
 
 def test_only_what_fits_is_loaded_and_only_to_draft(tmp_path: Path) -> None:
-    loaded = load_model("bundled:drafter-eagle")
+    loaded = load_model(LoadOptions("bundled:drafter-eagle"))
     assert loaded.fusion == BUNDLED / "drafter-eagle"
     with pytest.raises(ModelLoadError, match="it can only draft"):
         RunningModel.of(loaded, Side.TARGET, 1)
