@@ -187,13 +187,14 @@ def _run(wanted: Processes, before: Processes, until: float, say: Say) -> None:
             for one in starting
             if one.state != HEALTHY
         )
+        reasons = reasons or (found and found.message) or "Ray Serve starts the application"
         failed = found is not None and found.status is ApplicationStatus.DEPLOY_FAILED
         if failed or time.monotonic() > until:
             late = "" if failed else ", and the time for it is over"
             raise NotServedError(f"Ray Serve cannot run all{late}:\n{reasons}")
         if time.monotonic() - told > capacity.PROGRESS_SECONDS or (FAILING in reasons and reasons != said):
             said, told = reasons, time.monotonic()
-            say(reasons or "Ray Serve starts the application")
+            say(reasons)
         time.sleep(POLL_SECONDS)
 
 
