@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +17,7 @@ from crossdraft.client import Statistics
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import controller, workload
-from crossdraft.lab.services import Distant, Killable, Served
+from crossdraft.lab.services import Distant, Served
 from crossdraft.rpc.server import Listening, Serving
 from crossdraft.target.service import ServeTarget, target_server
 from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, others_awaited, target_folder, unhurried  # noqa: F401 - fixtures
@@ -108,18 +108,8 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
     @asynccontextmanager
     async def service(role: str, served: Served, core: int | None, distant: bool) -> AsyncIterator[Distant]:
         asked.append(served)
-        yield Distant(addresses[role], PROCESS, None)
-
-    async def killable(wanted: Wanted, stack: AsyncExitStack) -> Killable:
-        asked.append(wanted)
-        return Killable(wanted, addresses[wanted.role], stack, Running(addresses[wanted.role], PROCESS))
-
-    async def restarted(killed: Killable) -> Killable:
-        asked.append(killed.wanted)
-        return killed
+        yield Distant(addresses[role], None)
 
     monkeypatch.setattr(workload, "running", running)
     monkeypatch.setattr(controller, "service", service)
-    monkeypatch.setattr(Killable, "started", killable)
-    monkeypatch.setattr(Killable, "restarted", restarted)
     return asked

@@ -63,23 +63,6 @@ class HostNamespace:
     listen: str  # the address that its services listen on
 
 
-def write_places(places: dict[str, HostNamespace]) -> bytes:
-    """The first line of a process that carries traffic."""
-    return json.dumps({name: asdict(place) for name, place in places.items()}).encode() + b"\n"
-
-
-def read_places(line: bytes) -> dict[str, HostNamespace]:
-    """The inverse of `write_places`."""
-    found: dict[str, Any] = json.loads(line)
-    return {name: HostNamespace(tuple(one["prefix"]), one["listen"]) for name, one in found.items()}
-
-
-def say(line: bytes) -> None:
-    """Writes a line on stdout, from the process that carries traffic."""
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
-
-
 def run_in_real_time() -> None:
     """Delays of this process are punctual on a busy machine too, where that is allowed."""
     with suppress(OSError):
@@ -126,7 +109,9 @@ class EmulatedHost:
         await self._reshape(replace(self.shape, delay_ms=milliseconds))
 
     async def cut(self) -> None:
-        """Nothing passes from now on, and neither side is told."""
+        """Nothing passes from now on, and neither side is told; raises NoEmulationError of a relayed host."""
+        if not self.place.prefix:
+            raise NoEmulationError("only links between namespaces can be cut")
         await self._reshape(replace(self.shape, cut=True))
 
     async def heal(self) -> None:
@@ -195,7 +180,8 @@ async def _places(process: asyncio.subprocess.Process, log: IO[bytes]) -> Mappin
     with suppress(TimeoutError):
         line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
         if line:
-            return read_places(line)
+            found: dict[str, Any] = json.loads(line)
+            return {name: HostNamespace(tuple(one["prefix"]), one["listen"]) for name, one in found.items()}
         log.seek(0)
         words = log.read().decode("utf-8", "replace").strip().splitlines()
         raise NoEmulationError(words[-1] if words else "it said nothing")
