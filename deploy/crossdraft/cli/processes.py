@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import tempfile
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from crossdraft.cli.running import CommandFailed, UsageError
@@ -25,7 +26,7 @@ MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has fo
 MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
 
 
-_processes: dict[str, asyncio.subprocess.Process] = {}  # of services that became ready, by address
+_processes: dict[str, Process] = {}  # of services that became ready, by address
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class StartedProcess:
     """The process of a service, perhaps not ready yet."""
 
     wanted: Startable
-    process: asyncio.subprocess.Process
+    process: Process
     log: IO[bytes]  # what it writes on stderr
 
     async def ready(self) -> dict[str, str]:
@@ -98,14 +99,7 @@ class StartedProcess:
         )
 
     async def end(self) -> None:
-        """SIGTERM, and SIGKILL if that does not help."""
-        if self.process.returncode is None:
-            self.process.terminate()
-            try:
-                await asyncio.wait_for(self.process.wait(), END_SECONDS)
-            except TimeoutError:
-                self.process.kill()
-                await self.process.wait()
+        await ended(self.process, END_SECONDS)
         self.log.close()
 
 
@@ -150,12 +144,23 @@ def patience(**seconds: float) -> "Patience":
 
 async def _start(wanted: Startable) -> StartedProcess:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the service has ended
-    pipe = asyncio.subprocess.PIPE
-    # In a process session of its own: Ctrl-C reaches this process alone, which then ends the service.
-    process = await asyncio.create_subprocess_exec(
-        *wanted.command(), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
-    )
-    return StartedProcess(wanted, process, log)
+    return StartedProcess(wanted, await launched(wanted.command(), stderr=log), log)
+
+
+async def launched(command: Sequence[str], **given: Any) -> Process:
+    """A process in a process session of its own: Ctrl-C reaches this one alone, which then ends it."""
+    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True, **given)
+
+
+async def ended(process: Process, seconds: float) -> int:
+    """The status of a process, by SIGTERM, and by SIGKILL if it has not ended then."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        return await asyncio.wait_for(process.wait(), seconds)
+    except TimeoutError:
+        process.kill()
+        return await process.wait()
 
 
 def threads_each(count: int) -> int:
