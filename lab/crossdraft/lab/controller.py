@@ -22,7 +22,7 @@ import numpy as np
 from crossdraft.cli.measuring import Columns, Table, total_of
 from crossdraft.cli.processes import patience
 from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, checked_options
-from crossdraft.client import GenerationRequest, Pipeline, connect
+from crossdraft.client import Pipeline, connect
 from crossdraft.config.engine import EngineOptions
 from crossdraft.config.request import AUTO
 from crossdraft.drafter.service import ServeDrafter, drafter_server
@@ -205,20 +205,13 @@ class ComparedPipelines:
     tokens: int  # of each output
     pipelines: Mapping[str, Pipeline]  # WITHOUT_DRAFTER, AUTO, and the one of all other choices under an empty name
 
-    def pipeline(self, choice: str) -> Pipeline:
-        """The connection that a choice generates on."""
-        return self.pipelines.get(choice) or self.pipelines[""]
-
-    def request(self, choice: str, number: int, tokens: int | None = None) -> GenerationRequest:
-        """For the prompt of this number."""
-        return request_of(choice, number, self.given.method, self.given.temperature, tokens or self.tokens)
-
     async def sample(
         self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
     ) -> Timed:
-        """All outputs at once, of the prompts from a number on."""
-        requests = [self.request(choice, first + number, tokens) for number in range(self.given.outputs)]
-        return await sampled(pipeline or self.pipeline(choice), requests)
+        """All outputs at once, of the prompts from a number on, by default on the choice's own connection."""
+        how = self.given.method, self.given.temperature, tokens or self.tokens
+        requests = [request_of(choice, first + number, *how) for number in range(self.given.outputs)]
+        return await sampled(pipeline or self.pipelines.get(choice) or self.pipelines[""], requests)
 
     async def warm_up(self) -> None:
         """A few tokens on each connection, from which nothing can be learnt for auto."""

@@ -1,12 +1,11 @@
 """What is asked, of whom, in which words; prompts."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from crossdraft.cli.prompts import Prompt, prompts_of, read, texts_of
+from crossdraft.cli.prompts import prompts_of, read, texts_of
 from crossdraft.cli.running import UsageError
 from crossdraft.lab.loadtest.benchmark import LoadTest
 from crossdraft.lab.loadtest.plan import LoadPlan
@@ -48,12 +47,6 @@ def test_drafting_can_be_forced() -> None:
     assert asked(1, use_drafter="none")[0]["speculative"] == {"trace": True, "drafter": "none"}
 
 
-def test_a_model_without_a_chat_template_is_sent_what_the_messages_say() -> None:
-    chat = Chat((Message("system", "Be short."), Message("user", "Why?")))
-    found = texts_of((Prompt("a", chat), Prompt("b", "def main(")))
-    assert found == (Prompt("a", "Be short.\n\nWhy?"), Prompt("b", "def main("))
-
-
 @pytest.mark.parametrize(("method", "seed"), [("slem", 5), ("coupled", None), (None, None)])
 def test_outputs_are_seeded_where_their_method_is_named_and_takes_a_seed(method: str | None, seed: int | None) -> None:
     assert asked(3, method=method, temperature=1.0, seed=3)[2].get("seed") == seed
@@ -64,15 +57,11 @@ def test_prompts_take_turns() -> None:
 
 
 def test_the_bundled_prompts_have_six_categories_by_turns() -> None:
+    """The first six are one of each."""
     found = read()
-    counted = Counter(one.category for one in found)
-    assert len(counted) == 6
-    assert set(counted.values()) == {6}
-    assert len({one.category for one in found[:6]}) == 6
-    assert len({str(one.content) for one in found}) == 36
-    talks = [one.content for one in found if one.category == "conversation"]
-    assert all(isinstance(talk, Chat) and len(talk.messages) == 3 for talk in talks)
-    assert all(isinstance(one.content, Chat) and one.content.messages[-1].role == "user" for one in found)
+    assert len(set(found)) == 36
+    assert all(isinstance(one, Chat) and one.messages[-1].role == "user" for one in found)
+    assert [len(one.messages) == 3 for one in found if isinstance(one, Chat)] == 6 * [True, *5 * [False]]
 
 
 def test_files_of_three_forms(tmp_path: Path) -> None:
@@ -83,7 +72,8 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
         '{"category": "qa", "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "W"}]}'
     )
     why, short = Message("user", "Why?"), (Message("system", "Be short."), Message("user", "W"))
-    assert read(file) == (Prompt("text", "def f("), Prompt("qa", Chat((why,))), Prompt("qa", Chat(short)))
+    assert read(file) == ("def f(", Chat((why,)), Chat(short))
+    assert texts_of(file) == ("def f(", "Why?", "Be short.\n\nW")
     with pytest.raises(UsageError, match="has chats"):
         prompts_of(file, None)
     file.write_text('{"text": "a", "file": "f"}\n\n{"text": "b"}\n{"text": "c"}\n')

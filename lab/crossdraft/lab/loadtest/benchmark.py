@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from crossdraft.cli.measuring import Columns, Table
-from crossdraft.cli.processes import MIN_OUTPUTS, HttpServer, base_url, running
-from crossdraft.cli.prompts import read, texts_of
+from crossdraft.cli.processes import base_url, http_server, running
+from crossdraft.cli.prompts import texts_of
 from crossdraft.cli.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -45,7 +45,7 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
     def prompts(self) -> tuple[str, ...]:
         """Raises UsageError. Of chats what their messages say: a model without a chat template has no others."""
         with checked_options():
-            return tuple(str(one.content) for one in texts_of(read(self.plan.prompts)))
+            return texts_of(self.plan.prompts)
 
     @cached_property
     def like(self) -> Body:
@@ -140,7 +140,7 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
             ):
                 for delay in self.delays:
                     await drafter.delay(delay)
-                    server = HttpServer(target.address, drafter.address, max(MIN_OUTPUTS, self.plan.clients))
+                    server = http_server(target.address, drafter.address, self.plan.clients)
                     async with running([server]) as (front,), http_stream(f"http://{front.address}") as stream:
                         yield delay if any(self.delays) else None, stream
         except ImportError as error:
