@@ -118,7 +118,7 @@ def test_a_lane_says_where_its_time_went() -> None:
     assert (figures.trips.seconds, figures.trips.queued_seconds) == (1.5, 0.125)
     assert (figures.open_seconds, figures.idle_seconds) == (6.0, 3.0)
     assert (figures.model_seconds, figures.codec_seconds) == (0.5, 0.25)
-    watch.closed = 17.0
+    watch.closed(17.0)
     assert (watch.figures(99.0).open_seconds, watch.figures(99.0).idle_seconds) == (7.0, 3.0)
 
 

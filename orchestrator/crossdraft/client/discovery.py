@@ -291,7 +291,7 @@ class Discovery:
                 self._known.set()
                 if known is not None and about.fingerprint != known.fingerprint:
                     # Outputs of the model before do not go on here.
-                    self.services.targets.replaced = Replaced(REPLACED.format(repr(known.model)))
+                    self.services.targets.retire(Replaced(REPLACED.format(repr(known.model))))
                     self.services = replace(self.services, targets=Roster("target"))
                 known = about
             if about.fingerprint != known.fingerprint or about.context < known.context:
@@ -307,7 +307,7 @@ class Discovery:
                 about = about if self._trusted else replace(about, chat_template=None)
                 self.models = await asyncio.to_thread(_paired, self.models, about)
                 if known is not None:
-                    self.services.drafters.replaced = Replaced("the drafters have another vocabulary now")
+                    self.services.drafters.retire(Replaced("the drafters have another vocabulary now"))
                     self.services = replace(self.services, drafters=Roster("drafter"))
             elif _served(about) != _served(known):
                 raise MismatchError(

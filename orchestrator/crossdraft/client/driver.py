@@ -81,7 +81,7 @@ class ServiceLane:
             may_come = not len(self.roster) and self.roster.replaced is None
             self._report(Lost(self._number, error, elsewhere=may_come))
             return
-        self.watch.address = self.address
+        self.watch.found(self.address)
         self._session = self.roster[self.address].begin(self._request, self)
 
     def opened(self) -> None:
@@ -116,13 +116,13 @@ class ServiceLane:
 
     def _fail(self, why: str) -> None:
         if self.address is not None:
-            self.watch.lost = self.watch.lost or why
+            self.watch.failed(why)
             self.roster.failed(self.address, time.monotonic())
 
     def _end(self) -> None:
         assert self.address is not None
         self._session, self.live = None, False
-        self.watch.closed = time.monotonic()
+        self.watch.closed(time.monotonic())
         self.roster.give_back(self.address)
 
 

@@ -22,15 +22,25 @@ class LaneWatch:
     def __init__(self, role: str) -> None:
         self.role = role
         self.address = ""  # where its session is, once that is decided
-        self.lost = ""  # why it was lost first, as in `LaneFigures`
+        self.lost = ""  # why it was lost, as in `LaneFigures`
         self.session: LinkSession | None = None  # once it is open
         self._opened = 0.0
-        self.closed: float | None = None
+        self._closed: float | None = None
         self._counts = [0] * (len(BOUNDS) + 1)
         self._trip_seconds = self._queued = self._model_seconds = 0.0
 
+    def found(self, address: str) -> None:
+        self.address = address
+
+    def failed(self, why: str) -> None:
+        """Only the first reason counts."""
+        self.lost = self.lost or why
+
     def opened(self, session: LinkSession, now: float) -> None:
         self.session, self._opened = session, now
+
+    def closed(self, now: float) -> None:
+        self._closed = now
 
     def answered(self, reply: Reply, now: float) -> None:
         """A reply came. Of a request's first one, time outside the model is wire, codecs and queues: a round trip."""
@@ -48,7 +58,7 @@ class LaneWatch:
         trips = Trips(tuple(self._counts), self._trip_seconds, self._queued)
         if self.session is None:
             return LaneFigures(self.role, self.address, 0, 0, trips, self.lost)
-        end = now if self.closed is None else self.closed
+        end = now if self._closed is None else self._closed
         traffic, seconds = self.session.traffic, end - self._opened
         return LaneFigures(
             role=self.role,

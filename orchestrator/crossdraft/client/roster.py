@@ -1,7 +1,7 @@
 """The services that sessions are opened with, and which of them is next."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -13,12 +13,12 @@ FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less
 Service = TypeVar("Service")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Place(Generic[Service]):
     """One service of a roster."""
 
     service: Service
-    failed_at: float = -inf  # seconds; by default it never failed
+    failed_at: float | None = None  # seconds; None: it never failed
     sessions: int = 0  # that it has now
     leaving: bool = False  # no session is opened there any more
 
@@ -55,9 +55,11 @@ class Roster(Generic[Service]):
     def remove(self, address: str, why: str = "") -> None:
         """Open no session there any more; those that are open go on."""
         self.lacking = why or self.lacking
-        if address in self._places:
-            self._places[address].leaving = True
-            self._forget(address)
+        self._change(address, leaving=True)
+
+    def retire(self, replaced: ServiceError) -> None:
+        """Open no session at all any more: what is served is another model."""
+        self.replaced = replaced
 
     def take(self, used: Collection[str], blamed: Collection[str], now: float) -> str | None:
         """The address where the next session is opened; `give_back` when it has ended.
@@ -74,29 +76,29 @@ class Roster(Generic[Service]):
 
         def cost(address: str) -> tuple[bool, float, int]:
             place = self._places[address]
-            forgiven = now - place.failed_at >= FORGIVEN_SECONDS
-            return address in used, -inf if forgiven else place.failed_at, place.sessions
+            forgiven = place.failed_at is None or now - place.failed_at >= FORGIVEN_SECONDS
+            return address in used, -inf if forgiven or place.failed_at is None else place.failed_at, place.sessions
 
         free = (address for address, place in self._places.items() if not place.leaving and address not in blamed)
         chosen = min(free, key=cost, default=None)
         if chosen is not None:
-            self._places[chosen].sessions += 1
+            self._change(chosen, sessions=self._places[chosen].sessions + 1)
         return chosen
 
     def give_back(self, address: str) -> None:
         """A session there has ended."""
-        self._places[address].sessions -= 1
-        self._forget(address)
+        self._change(address, sessions=self._places[address].sessions - 1)
 
     def failed(self, address: str, now: float) -> None:
         """A session there failed, or its service was blamed."""
-        if address in self._places:
-            self._places[address].failed_at = now
+        self._change(address, failed_at=now)
 
-    def _forget(self, address: str) -> None:
-        """Unless there are sessions, or may be."""
-        if self._places[address].leaving and not self._places[address].sessions:
-            del self._places[address]
+    def _change(self, address: str, **changed: Any) -> None:
+        """Keep what is new about a place, or forget one that is left; nothing if it is forgotten already."""
+        if address in self._places:
+            place = self._places[address] = replace(self._places[address], **changed)
+            if place.leaving and not place.sessions:
+                del self._places[address]
 
 
 @dataclass(frozen=True, eq=False)
