@@ -236,29 +236,24 @@ class Floor:
     stack: AsyncExitStack
     started: dict[Any, Distant] = field(default_factory=dict)
 
-    async def target(self, given: ControllerConditions) -> str:
-        """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
+    async def service(self, role: str, given: ControllerConditions) -> Distant:
+        """A node of a token tree costs a target what it does beside an accelerator's pass of 8 ms. A drafter is behind
+        the emulated network also if its distance is 0, so that all are."""
         served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
-        return (await self._service("target", served, False)).address
-
-    async def drafter(self, given: ControllerConditions) -> Distant:
-        """At its distance. It is behind the emulated network also if that is 0, so that all are."""
-        served = Served(self.folder, self.plan.drafter_pace, self.curves[given.method].noise(given.acceptance), FREE)
-        found = await self._service("drafter", served, True)
+        if distant := role == "drafter":
+            noise = self.curves[given.method].noise(given.acceptance)
+            served = Served(self.folder, self.plan.drafter_pace, noise, FREE)
+        if (role, served) not in self.started:
+            made = service(role, served, int(distant), distant)
+            self.started[role, served] = await self.stack.enter_async_context(made)
+        found = self.started[role, served]
         await found.delay(given.trip_ms / 2)
         return found
-
-    async def _service(self, role: str, served: Served, distant: bool) -> Distant:
-        key = (role, served)
-        if key not in self.started:
-            core = 0 if role == "target" else 1
-            self.started[key] = await self.stack.enter_async_context(service(role, served, core, distant))
-        return self.started[key]
 
     @asynccontextmanager
     async def stage(self, given: ControllerConditions) -> AsyncIterator[ComparedPipelines]:
         """New connections, warmed up."""
-        target, drafter = await self.target(given), (await self.drafter(given)).address
+        target, drafter = [(await self.service(role, given)).address for role in ("target", "drafter")]
         tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
         async with (
             connect(target, patience=patience()) as plain,

@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from crossdraft.cli.processes import Wanted, running
-from crossdraft.cli.running import UsageError, checked_options
+from crossdraft.cli.running import checked_options
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.lab.emulation import EmulatedHost, network
-from crossdraft.lab.emulation.steps import Pace
+from crossdraft.lab.emulation.steps import Emulation
 from crossdraft.lab.harness import numbers_of, on_core
 
 # Of a target that is measured: its requests get what they ask for, and nothing of the model's own.
@@ -31,10 +31,7 @@ class Served:
 
     def __post_init__(self) -> None:
         with checked_options():
-            if self.pace is not None:
-                Pace.parsed(self.pace)
-        if not 0 <= self.logit_noise < float("inf"):
-            raise UsageError(f"--logit-noise must be 0 or more, got {self.logit_noise:g}")
+            Emulation.parsed(self.pace, self.logit_noise)
 
     @property
     def options(self) -> tuple[str, ...]:
