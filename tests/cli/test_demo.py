@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.demo import MODELS, DemoOutput, SpeedComparison, comparison, demo, explanation
+from crossdraft.cli.demo import MODELS, DemoOutput, comparison, demo, explanation, speedup
 from tests.cli.conftest import Cli
 from tests.serving.fakes import figures
 
@@ -31,12 +31,12 @@ def test_both_texts_and_their_figures(
 
 def outcome(speed: float, passes: int) -> DemoOutput:
     seconds = 12 / speed
-    return DemoOutput("", (), replace(figures(12), passes=passes, seconds=seconds))
+    return DemoOutput((), replace(figures(12), passes=passes, seconds=seconds))
 
 
 def test_one_sentence_says_why() -> None:
-    fast, slow = (SpeedComparison(outcome(speed, 4), outcome(20.0, 12)) for speed in (40.0, 10.0))
-    assert fast.speedup == pytest.approx(2)
+    fast, slow = ((outcome(speed, 4), outcome(20.0, 12)) for speed in (40.0, 10.0))
+    assert speedup(fast) == pytest.approx(2)
     assert "It is faster because a pass of the target over the drafter's tokens yielded 3.0" in explanation([fast])
     assert "It is not faster here although" in explanation([fast, slow])
 

@@ -70,12 +70,12 @@ def test_acceptance_is_shown_by_position() -> None:
 
 
 def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:
-    counts = Counts(draft_tokens=3, kinds=dict.fromkeys(Kind, 0) | {Kind.BONUS: 3})
+    counts = Counts(draft_tokens=3, bonus=3)
     counts.round(3, 1, True)
     shown = table(counts, audit=False)
     assert "none: no draft token came in time" in shown
     assert "draft tokens that agree │ 1.00 per round, late ones included" in shown
-    counts.kinds |= {Kind.ACCEPTED: 3, Kind.CORRECTED: 1}
+    counts = replace(counts, accepted=3, corrected=1)
     assert "75.0% of 4" in table(counts, audit=False)
 
 

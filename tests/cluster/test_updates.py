@@ -12,7 +12,6 @@ from openai import APIError
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from crossdraft.cli.authority import Purpose, Subject, issue, new_authority
 from crossdraft.client import connect
 from crossdraft.cluster.status import APPLICATION, Role, application_status, hosted
 from crossdraft.engine.names import source_of
@@ -35,6 +34,7 @@ from tests.cluster.running import (
     undeploy,
 )
 from tests.engine.test_loader import rewritten
+from tests.rpc.certificates import Cluster as Certificates
 
 NORM = "model.norm.weight"
 SEEDS = range(1)  # while processes start, which need the processors
@@ -299,11 +299,7 @@ def test_a_port_that_is_taken_is_said(cluster: RunningCluster) -> None:
 
 @pytest.mark.full
 async def test_with_certificates(cluster: RunningCluster, tmp_path: Path) -> None:
-    authority = new_authority(10)
-    issued = issue(authority, Subject((HEAD, TARGETS), Purpose.BOTH), 5)
-    files = {"ca.pem": authority.certificate, "node.pem": issued.certificate, "node.key": issued.key}
-    for name, raw in files.items():
-        (tmp_path / name).write_bytes(raw)
+    Certificates(tmp_path).files("node", (HEAD, TARGETS))
     tls = f", tls: {{ca: {tmp_path}/ca.pem, cert: {tmp_path}/node.pem, key: {tmp_path}/node.key}}"
     await asyncio.to_thread(cluster.deploy, cluster.configuration(targets="replicas: 1", tls=tls))
     async with cluster.client() as client:

@@ -175,7 +175,7 @@ def test_the_script_for_latency_puts_one_process_of_each_kind_on_a_node_of_its_c
             "orchestrator of 'crossdraft-bundled'": ("10.0.0.2",),
             "http front": ("10.0.0.1",),
         }
-    report = {"results": [asdict(LoadRun.of("HTTP", None, [[WHOLE]]))]}
+    report = {"results": [asdict(LoadRun.of(None, [WHOLE]))]}
     _, _, *rows, _, said = script["table"](report)
     assert [row.split(" | ")[:2] for row in rows] == [
         *(["| TTFT", "1"], ["| TPOT", "1"], ["| client to front and back", "4"]),

@@ -31,13 +31,13 @@ from crossdraft.engine import engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.emulation.steps import Emulation, Pace
-from crossdraft.lab.services import Killable
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen, Unreachable
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.models import serving
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from tests.endtoend.stack import AT_ONCE, TARGET, Copying, model
+from tests.killable import Killable
 from tests.prompts import prompts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

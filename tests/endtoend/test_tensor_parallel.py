@@ -11,9 +11,9 @@ import pytest
 
 from crossdraft.cli.processes import Wanted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, Reason, connect
-from crossdraft.lab.services import Killable
 from crossdraft.rpc.clients import Patience
 from tests.endtoend.stack import TARGET
+from tests.killable import Killable
 from tests.prompts import prompts
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]

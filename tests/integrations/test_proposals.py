@@ -51,6 +51,13 @@ class Service:
             await asyncio.to_thread(self._stop.wait)
 
 
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.stop()
+
+
 @pytest.fixture(scope="module")
 def target() -> Tokenization:
     return load_tokenizer_json(str(BUNDLED / "target")).tokenization(Side.TARGET)
@@ -124,23 +131,19 @@ def settled(made: Proposals) -> bool:
         )
 
 
-def test_drafts_of_a_service_are_accepted_whatever_the_rows(target: Tokenization) -> None:
+def test_drafts_of_a_service_are_accepted_whatever_the_rows(target: Tokenization, service: Service) -> None:
     """Rows move, and one request is out of the batch for some steps, as if it was preempted."""
     texts = [target.encode_continuation(from_bytes((start + TEXT).encode())) for start in ("", "# a\n", "# b\n")]
-    service = Service()
-    try:
-        with proposals(target, service.address) as made:
-            engine, orders = Engine(made, texts), ([0, 1, 2], [2, 0, 1], [1, 0], [0, 1], [2, 1, 0])
-            count = 0
-            while not engine.finished:
-                engine.step(orders[count % len(orders)])
-                assert settled(made)
-                count += 1
-            assert len(made._prefixes) == len(texts)
-            # The text repeats itself: an n-gram drafter knows nearly all of it.
-            assert min(engine.accepted) > count / 2
-    finally:
-        service.stop()
+    with proposals(target, service.address) as made:
+        engine, orders = Engine(made, texts), ([0, 1, 2], [2, 0, 1], [1, 0], [0, 1], [2, 1, 0])
+        count = 0
+        while not engine.finished:
+            engine.step(orders[count % len(orders)])
+            assert settled(made)
+            count += 1
+        assert len(made._prefixes) == len(texts)
+        # The text repeats itself: an n-gram drafter knows nearly all of it.
+        assert min(engine.accepted) > count / 2
 
 
 def test_without_any_service_there_are_no_drafts(target: Tokenization) -> None:
@@ -152,48 +155,42 @@ def test_without_any_service_there_are_no_drafts(target: Tokenization) -> None:
         assert engine.accepted == [0]
 
 
-def test_a_text_that_has_no_letters_is_left_alone_and_no_drafter_is_blamed(target: Tokenization) -> None:
+def test_a_text_that_has_no_letters_is_left_alone_and_no_drafter_is_blamed(
+    target: Tokenization, service: Service
+) -> None:
     """A prompt may have ids that no text has, such as those of images."""
     text = target.encode_continuation(from_bytes(TEXT.encode()))
-    service = Service()
-    try:
-        with proposals(target, service.address) as made:
-            engine = Engine(made, [[1_000_000, *text], text])
-            while not engine.finished:
-                engine.step([0, 1])
-                assert settled(made)
-            assert engine.accepted[0] == 0
-            assert engine.accepted[1] > 0
-            shared = made._services
-            with shared.lock:
-                (place,) = shared.roster._places.values()
-                assert (place.failed_at, place.sessions) == (None, 1)
-    finally:
-        service.stop()
+    with proposals(target, service.address) as made:
+        engine = Engine(made, [[1_000_000, *text], text])
+        while not engine.finished:
+            engine.step([0, 1])
+            assert settled(made)
+        assert engine.accepted[0] == 0
+        assert engine.accepted[1] > 0
+        shared = made._services
+        with shared.lock:
+            (place,) = shared.roster._places.values()
+            assert (place.failed_at, place.sessions) == (None, 1)
 
 
-def test_a_service_may_go_in_mid_stream(target: Tokenization) -> None:
+def test_a_service_may_go_in_mid_stream(target: Tokenization, service: Service) -> None:
     text = target.encode_continuation(from_bytes(TEXT.encode()))
-    service = Service()
-    try:
-        with proposals(target, service.address) as made:
-            engine = Engine(made, [text])
-            while not engine.accepted[0]:
-                engine.step([0])
-                assert settled(made)
-            service.stop()
-            shared = made._services
-            (state,) = (one for waiting in made._prefixes._known.values() for one, _ in waiting)
-            with shared.lock:
-                assert shared.news.wait_for(lambda: state.session is None, SECONDS)
-            engine.step([0])  # what it had proposed before is still verified
-            before = engine.accepted[0]
-            for _ in range(5):
-                engine.step([0])
-            assert engine.accepted[0] == before
-            assert state.failures >= 1  # more, if the machine is so slow that it has tried again
-    finally:
+    with proposals(target, service.address) as made:
+        engine = Engine(made, [text])
+        while not engine.accepted[0]:
+            engine.step([0])
+            assert settled(made)
         service.stop()
+        shared = made._services
+        (state,) = (one for waiting in made._prefixes._known.values() for one, _ in waiting)
+        with shared.lock:
+            assert shared.news.wait_for(lambda: state.session is None, SECONDS)
+        engine.step([0])  # what it had proposed before is still verified
+        before = engine.accepted[0]
+        for _ in range(5):
+            engine.step([0])
+        assert engine.accepted[0] == before
+        assert state.failures >= 1  # more, if the machine is so slow that it has tried again
 
 
 def logged(caplog: pytest.LogCaptureFixture, text: str) -> int:
@@ -226,22 +223,18 @@ def test_the_log_says_who_drafts_and_when_a_drafter_goes_and_comes(
 
 
 def test_why_requests_have_no_session_is_logged_once_and_not_where_the_service_is_gone(
-    target: Tokenization, caplog: pytest.LogCaptureFixture
+    target: Tokenization, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = Service()
-    try:
-        with proposals(target, service.address) as made:
-            shared = made._services
-            for error in (Unreachable("gone"), Full("no room"), Full("no room")):
-                with shared.lock:
-                    address = shared.roster.take((), set(), 0.0)
-                    assert address is not None
-                    session = DrafterSession(shared, RequestState(), address, shared.roster[address])
-                session.lost(error)
-            assert caplog.text.count("a request goes on without drafts for a while: no room") == 1
-            assert "gone" not in caplog.text
-    finally:
-        service.stop()
+    with proposals(target, service.address) as made:
+        shared = made._services
+        for error in (Unreachable("gone"), Full("no room"), Full("no room")):
+            with shared.lock:
+                address = shared.roster.take((), set(), 0.0)
+                assert address is not None
+                session = DrafterSession(shared, RequestState(), address, shared.roster[address])
+            session.lost(error)
+        assert caplog.text.count("a request goes on without drafts for a while: no room") == 1
+        assert "gone" not in caplog.text
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux binds threads to cores")

@@ -3,8 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import fields
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -17,19 +17,16 @@ from crossdraft.client import Statistics
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import controller, workload
-from crossdraft.lab.services import Distant, Killable, Served
+from crossdraft.lab.services import Distant, Served
 from crossdraft.rpc.server import Listening, Serving
 from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.types.statistics import Counts, Times, statistics_of
 from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, others_awaited, target_folder, unhurried  # noqa: F401 - fixtures
 from tests.rpc.unhurried import unhurry
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 PROCESS = 1234  # "of" the services that are there: nothing is sent to it
-NOTHING: dict[str, Any] = dict.fromkeys((one.name for one in fields(Statistics)), 0) | {
-    "method": "slem",
-    "drafter_lost": "",
-    **dict.fromkeys(("drafted_at", "judged_at", "accepted_at"), ()),
-}
+NOTHING = statistics_of("slem", 0, 0, Counts(), Times(0.0, 0.0, 0.0, 0.0, 0, 0))
 AT_ONCE = Listening(grace_seconds=0)
 Pair = dict[str, str]  # addresses by role
 Measure = Callable[..., list[dict[str, Any]]]
@@ -37,7 +34,7 @@ Measure = Callable[..., list[dict[str, Any]]]
 
 def figures(**counted: float) -> Statistics:
     """Of a generation with these, and nothing else."""
-    return Statistics(**NOTHING | counted)
+    return replace(NOTHING, **counted)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -108,18 +105,8 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
     @asynccontextmanager
     async def service(role: str, served: Served, core: int | None, distant: bool) -> AsyncIterator[Distant]:
         asked.append(served)
-        yield Distant(addresses[role], PROCESS, None)
-
-    async def killable(wanted: Wanted, stack: AsyncExitStack) -> Killable:
-        asked.append(wanted)
-        return Killable(wanted, addresses[wanted.role], stack, Running(addresses[wanted.role], PROCESS))
-
-    async def restarted(killed: Killable) -> Killable:
-        asked.append(killed.wanted)
-        return killed
+        yield Distant(addresses[role], None)
 
     monkeypatch.setattr(workload, "running", running)
     monkeypatch.setattr(controller, "service", service)
-    monkeypatch.setattr(Killable, "started", killable)
-    monkeypatch.setattr(Killable, "restarted", restarted)
     return asked

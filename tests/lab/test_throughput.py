@@ -1,6 +1,5 @@
 """`crossdraft bench throughput`: what is asked for, how it is summed up, and what is refused."""
 
-import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -29,7 +28,7 @@ from crossdraft.lab.throughput import (
     prompts_of,
     streaming,
 )
-from crossdraft.lab.transformers_peer import Question, TransformersProcess
+from crossdraft.lab.transformers_peer import AssistedGeneration
 from crossdraft.serving.models import Servers, serving
 from tests.lab.conftest import PROMPTS, Measure, figures
 
@@ -83,7 +82,6 @@ def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -
     assert other.listening.sessions.max_sessions == 2400
     assert (other.listening.port, helping.listening.port) == (None, None)
     for one in (there, here):
-        assert [throughput.assisting(one, threads).alone for threads in (1, 2)] == [one is here, False]
         assert ("thread is on the first" in one.conditions) == (one is here)
 
 
@@ -133,7 +131,7 @@ def test_numbers_of_clients_are_doubled_and_then_halved(most: int, tried: list[i
     "changed",
     [
         *({"way": ("vllm",)}, {"way": ()}, {"concurrency": "0"}, {"concurrency": "many"}, {"method": "none"}),
-        *({"temperatures": (0.0, -1.0)}, {"way": ("assisted",), "temperatures": (0.0, 0.7)}),
+        {"temperatures": (0.0, -1.0)},
     ],
 )
 def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
@@ -141,34 +139,34 @@ def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
         plan(**changed).check()
 
 
-class Asked(TransformersProcess):
-    """A process that takes longest unless 3 tokens are drafted at once."""
+class Pair(AssistedGeneration):
+    """Takes longest unless 3 tokens are drafted at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(throughput.assisting(plan(), 1))
-        self.questions: list[Question] = []
+        self.asked: list[tuple[int | None, float]] = []
         self.now = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
-    async def ask(self, question: Question) -> tuple[Output, ...]:
-        self.questions.append(question)
-        self.now += 1.0 if question.k == 3 else 2.0
-        return tuple(made(*range(1, 1 + question.tokens)) for _ in question.prompts)
+    def outputs(self, prompts: Any, tokens: int, k: int | None, temperature: float) -> tuple[Output, ...]:
+        self.asked.append((k, temperature))
+        self.now += 1.0 if k == 3 else 2.0
+        return tuple(made(*range(1, 1 + tokens)) for _ in prompts)
 
 
-def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [(1,)] * 20
-
-    async def run() -> RunResult:
-        asked = Asked(monkeypatch)
-        way = Theirs("assisted", asked)
-        await way.warm_up(prompts)
-        found = await way.run(prompts, 6, 16, SamplingOptions(0.0))
-        assert (way.name, asked.questions[-1].k) == ("assisted, K = 3", 3)
-        return found
-
-    found = asyncio.run(run())
+@pytest.mark.parametrize(("threads", "cores"), [(1, 1), (2, 0)])
+async def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs(
+    threads: int, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[Any] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: bound.append(cores))
+    monkeypatch.setattr(throughput.torch, "set_num_threads", bound.append)
+    pair, prompts = Pair(monkeypatch), [(1,)] * 20
+    way = Theirs(pair, threads, bound=True, options=SamplingOptions(0.0))
+    await way.warm_up(prompts)
+    found = await way.run(prompts, 6, 16, SamplingOptions(0.5))
+    assert (way.name.split(", ")[-1], pair.asked[-1]) == ("K = 3", (3, 0.5))
     assert (len(found.outputs), found.seconds, found.work.steps) == (ONE_BY_ONE, 1.0, 0)
+    assert bound == [threads, *[{min(os.sched_getaffinity(0))}] * cores]
 
 
 def test_a_full_event_loop_is_said() -> None:

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from crossdraft.cli.authority import Issued, Purpose, Subject, issue, new_authority
+from crossdraft.cli.certs import Issued, issued
 from crossdraft.rpc.security import TlsFiles
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -16,24 +16,24 @@ class Cluster:
 
     def __init__(self, folder: Path, begins: datetime | None = None, days: int = 100) -> None:
         self.folder = folder
-        folder.mkdir()
-        self.authority = new_authority(days, begins)
-        (folder / "ca.pem").write_bytes(self.authority.certificate)
+        folder.mkdir(exist_ok=True)
+        self.authority = issued((), "", days, now=begins)
+        (folder / "ca.pem").write_bytes(self.authority.pem[0])
 
     def files(
         self,
         name: str,
         hosts: tuple[str, ...] = LOOPBACK,
-        purpose: Purpose = Purpose.BOTH,
+        use: str = "both",
         begins: datetime | None = None,
         days: int = 10,
     ) -> TlsFiles:
         """The files of one side; written anew if they are there."""
-        return self.write(name, issue(self.authority, Subject(hosts, purpose), days, begins))
+        return self.write(name, issued(hosts, use, days, self.authority, begins))
 
-    def write(self, name: str, issued: Issued) -> TlsFiles:
+    def write(self, name: str, made: Issued) -> TlsFiles:
         """The same for a certificate that is made already."""
         certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
-        key.write_bytes(issued.key)
-        certificate.write_bytes(issued.certificate)
+        for path, content in zip((certificate, key), made.pem, strict=True):
+            path.write_bytes(content)
         return TlsFiles(self.folder / "ca.pem", certificate, key)

@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from crossdraft.cli.authority import Purpose
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles, client_credentials
@@ -63,7 +62,7 @@ async def test_clients_without_a_valid_certificate_of_the_ca_are_closed_on_and_t
         "none": grpc.ssl_channel_credentials(own.ca.read_bytes()),
         "of another CA": unchecked(replace(other, ca=own.ca)),
         "expired": unchecked(cluster.files("old", begins=PAST)),
-        "not one of a client": client_credentials(cluster.files("service", purpose=Purpose.SERVICE)),
+        "not one of a client": client_credentials(cluster.files("service", use="service")),
         "no TLS": None,
     }
     async with serving(cluster.files("target")) as server:
@@ -80,7 +79,7 @@ async def test_servers_that_cannot_be_trusted_are_not_and_it_is_said_why(cluster
     monkeypatch.setattr("crossdraft.rpc.security._check_dates", lambda *_: None)  # it ran when it expired
     refused = (
         (cluster.files("elsewhere", hosts=("10.1.2.3", "node3")), client, "its certificate is not for this address"),
-        (cluster.files("client", purpose=Purpose.ORCHESTRATOR), client, "its certificate is not that of a service"),
+        (cluster.files("client", use="orchestrator"), client, "its certificate is not that of a service"),
         (cluster.files("old", begins=PAST), client, "has expired: renew it there (crossdraft certs DIR --renew)"),
         (cluster.files("again"), other, "give both sides certificates of one CA"),
     )
@@ -124,7 +123,7 @@ async def test_a_clients_renewed_certificate_is_shown_to_new_sessions_without_a_
         before = client.channel
         async with client.session(OPEN) as session:
             assert client.channel is before
-            cluster.files("orchestrator", purpose=Purpose.SERVICE)  # one that cannot connect
+            cluster.files("orchestrator", use="service")  # one that cannot connect
             with pytest.raises(Unreachable):
                 await client.describe()
             assert client.channel is not before

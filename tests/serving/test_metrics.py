@@ -11,7 +11,7 @@ from crossdraft.client import GenerationRequest, Reason, RequestError
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving.backend import OutputRequest, OverloadedError
-from crossdraft.serving.metrics import MeasuredBackend, Metrics, position_of
+from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.types.statistics import BOUNDS, COARSE, PARTS, LaneFigures, Trips
 from tests.serving.exposed import samples, value
 from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
@@ -216,6 +216,8 @@ async def test_a_model_whose_target_is_not_there_yet_has_its_name() -> None:
     assert (labels["model_name"], labels["drafter"], count) == ("late", "default", 1)
 
 
-def test_positions_are_bounded() -> None:
-    assert len({position_of(place) for place in range(1000)}) == 33
-    assert position_of(0) == "0"
+async def test_positions_are_bounded() -> None:
+    metrics, figured = Metrics(), replace(figures(1), accepted_at=(1,) * 1000)
+    await drained(MeasuredBackend(FakeBackend(end=OutputEnded(Reason.STOP, figured)), metrics), REQUEST)
+    counted = samples(metrics.text()[0].decode(), "spec_decode_num_accepted_tokens_per_pos_total")
+    assert {labels["position"]: count for labels, count in counted} == {str(one): 1 for one in range(32)} | {"32+": 968}

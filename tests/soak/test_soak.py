@@ -23,9 +23,9 @@ import pytest
 
 from crossdraft.cli.processes import Running, Wanted, running
 from crossdraft.config.engine import EngineOptions
-from crossdraft.lab.services import Killable
 from crossdraft.text.letters import common_length
 from tests.endtoend.stack import Copying
+from tests.killable import Killable
 from tests.prompts import prompts
 from tests.rpc.clock import HANGS
 from tests.rpc.linked import News

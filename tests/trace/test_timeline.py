@@ -217,7 +217,7 @@ def test_tokens_passes_and_marks_are_those_of_the_session(steps: list[Step]) -> 
     seen = Counter(one.what for one in spans)
     assert (seen[What.PASS] + seen[What.MISS], seen[What.MISS]) == (counts.passes, counts.row_misses)
     assert (seen[What.HIT], seen[What.STALLED]) == (counts.branches_hit, counts.stalls)
-    assert seen[What.REFUSED] == counts.kinds[Kind.CORRECTED]
+    assert seen[What.REFUSED] == counts.corrected
     refused = [one for one in spans if one.what is What.REFUSED]
     assert all(one.lane == VERIFICATION and one.begin == one.end for one in refused)
 

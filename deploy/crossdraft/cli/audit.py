@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from crossdraft.cli.generate import named
-from crossdraft.cli.processes import MIN_OUTPUTS, HttpServer, Wanted, base_url, running, threads_each
-from crossdraft.cli.prompts import read, texts_of
+from crossdraft.cli.processes import Wanted, base_url, http_server, running, threads_each
+from crossdraft.cli.prompts import texts_of
 from crossdraft.cli.running import (
     PROMPTS,
     STARTS_PROCESSES,
@@ -45,8 +45,7 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")
     with checked_options():
-        given = read(options.prompts)
-        texts = tuple(str(one.content) for one in texts_of(given))
+        texts = texts_of(options.prompts)
         plan = AuditPlan(**named(AuditPlan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
     try:
         run_to_end(run(plan, endpoint, reference, options, file), STARTS_PROCESSES)
@@ -89,7 +88,7 @@ async def run(
         if reference.model:
             wanted = Wanted("target", reference.model, threads_each(1), engine=reference.engine)
             (target,) = await stack.enter_async_context(running([wanted]))
-            (front,) = await stack.enter_async_context(running([HttpServer(target.address, "", MIN_OUTPUTS)]))
+            (front,) = await stack.enter_async_context(running([http_server(target.address)]))
             url = f"http://{front.address}"
         if url:
             other = asks(url=url, key=reference.reference_api_key, extra=extra, api=able.api)

@@ -1,9 +1,9 @@
 """`crossdraft demo`: a target with a drafter and without, side by side, greedily and sampled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
@@ -35,27 +35,24 @@ DEFAULTS = "The default prompt, seed, draft tokens and target suit this drafter:
 SHOWN = ("tokens/s", "passes of the target", "tokens per pass", TAKEN)
 
 
-@dataclass(frozen=True)
-class DemoOutput:
-    """One of the two generations."""
+class DemoOutput(NamedTuple):
+    """One generation."""
 
-    text: str
     tokens: tuple[Token, ...]
     statistics: Statistics
 
-
-@dataclass(frozen=True)
-class SpeedComparison:
-    """The same request with the drafter and without."""
-
-    drafted: DemoOutput
-    plain: DemoOutput
-
     @property
-    def speedup(self) -> float:
-        """How many times the tokens/s the drafter brings."""
-        plain = self.plain.statistics.tokens_per_second
-        return self.drafted.statistics.tokens_per_second / plain if plain else 0.0
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+
+Turn = tuple[DemoOutput, DemoOutput]  # of the same request, with the drafter and without
+
+
+def speedup(turn: Turn) -> float:
+    """How many times the tokens/s the drafter brings."""
+    drafted, plain = (one.statistics.tokens_per_second for one in turn)
+    return drafted / plain if plain else 0.0
 
 
 def demo(
@@ -97,11 +94,8 @@ async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) ->
         for request in requests:
             for warmed in (pipeline, alone):
                 await _generated(warmed, replace(request, max_tokens=min(WARM_UP_TOKENS, request.max_tokens)))
-            turns = [
-                SpeedComparison(await _generated(pipeline, request), await _generated(alone, request))
-                for _ in range(TURNS)
-            ]
-            turns.sort(key=lambda one: one.speedup)
+            turns = [(await _generated(pipeline, request), await _generated(alone, request)) for _ in range(TURNS)]
+            turns.sort(key=speedup)
             found.append(turns[TURNS // 2])
             _show(out, request, turns)
     out.print(legend(), soft_wrap=True)
@@ -112,39 +106,33 @@ async def _generated(pipeline: Pipeline, request: GenerationRequest) -> DemoOutp
     async with pipeline.run(request) as generation:
         tokens = tuple([token async for token in generation])
     assert generation.statistics is not None
-    return DemoOutput(generation.text, tokens, generation.statistics)
+    return DemoOutput(tokens, generation.statistics)
 
 
-def _show(out: PlainConsole, request: GenerationRequest, turns: Sequence[SpeedComparison]) -> None:
-    median, temperature = turns[len(turns) // 2], request.options.temperature
-    drafted, plain = median.drafted, median.plain
+def _show(out: PlainConsole, request: GenerationRequest, turns: Sequence[Turn]) -> None:
+    (drafted, plain), temperature = turns[len(turns) // 2], request.options.temperature
+    least, median, most = (f"{speedup(turns[place]):.2f}" for place in (0, len(turns) // 2, -1))
     out.print(f"temperature {temperature:g}" + (f", seed {request.seed}:" if temperature else " (greedy):"))
-    out.print(_coloured(request, drafted))
+    text = Text(str(request.prompt).translate(VISIBLE), "dim")
+    for token in drafted.tokens:
+        text.append(token.text.translate(VISIBLE), STYLES[token.kind])
+    out.print(text)
     table = Table("", "with the drafter", "without")
     for (name, with_drafter), (_, without) in zip(rows_of(drafted.statistics), rows_of(plain.statistics), strict=True):
         if name in SHOWN:
             table.add_row(name, with_drafter, without)
     out.print(table)
-    speeds = f"{median.speedup:.2f} times the tokens/s ({turns[0].speedup:.2f} to {turns[-1].speedup:.2f})"
-    texts = (one.text for turn in turns for one in (turn.drafted, turn.plain))
-    other = next((text for text in texts if text != plain.text), plain.text)
-    out.print(f"{speeds}; {comparison(other, plain.text)}\n")
+    other = next((one.text for turn in turns for one in turn if one.text != plain.text), plain.text)
+    out.print(f"{median} times the tokens/s ({least} to {most}); {comparison(other, plain.text)}\n")
 
 
-def _coloured(request: GenerationRequest, outcome: DemoOutput) -> Text:
-    text = Text(str(request.prompt).translate(VISIBLE), "dim")
-    for token in outcome.tokens:
-        text.append(token.text.translate(VISIBLE), STYLES[token.kind])
-    return text
-
-
-def explanation(found: Sequence[SpeedComparison]) -> str:
+def explanation(found: Sequence[Turn]) -> str:
     """One sentence: why it is faster, or why not."""
-    drafted = [one.drafted.statistics for one in found]
+    drafted = [one.statistics for one, _ in found]
     tokens = sum(one.tokens for one in drafted) / sum(one.passes for one in drafted)
     why = f"a pass of the target over the drafter's tokens yielded {tokens:.1f} tokens where it yields 1 without one"
     slower = f"not faster here although {why}: drafting, or the larger passes, took the time that this saves"
-    said = f"faster because {why}, and costs little more" if all(one.speedup > 1 for one in found) else slower
+    said = f"faster because {why}, and costs little more" if all(speedup(one) > 1 for one in found) else slower
     return f"It is {said}. {DEFAULTS}"
 
 

@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import tempfile
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from crossdraft.cli.running import CommandFailed, UsageError
@@ -25,88 +26,33 @@ MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has fo
 MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
 
 
-_processes: dict[str, asyncio.subprocess.Process] = {}  # of services that became ready, by address
+_processes: dict[str, Process] = {}  # of services that became ready, by address
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A service to start on loopback, on any free port."""
+    """A server to start on loopback, on any free port. It prints its address in a line of JSON."""
 
-    role: str  # target or drafter
+    role: str  # target, drafter or http
     model: str
-    threads: int  # unless `engine` names a number
+    threads: int  # unless `engine` names a number; 0: none is named
     more: tuple[str, ...] = ()  # options
     prefix: tuple[str, ...] = ()  # a command that runs it: on another host, on some cores
     engine: EngineOptions = STARTED
 
     def command(self) -> list[str]:
         """As it would be typed. It ends with its standard input, also if this process is killed."""
-        options = ["--model", self.model, "--threads", str(self.threads), "--grace-seconds", "0", "--until-stdin-ends"]
-        options += [*self.engine.arguments, *self.more]
+        options = ["--model", self.model, *(("--threads", str(self.threads)) if self.threads else ())]
+        options += ["--grace-seconds", "0", "--until-stdin-ends", *self.engine.arguments, *self.more]
         return [*self.prefix, sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options]
 
 
-@dataclass(frozen=True)
-class HttpServer:
-    """`crossdraft serve http`, with gRPC beside it, on any free ports."""
-
-    target: str  # host:port
-    drafter: str  # likewise; empty: none
-    max_outputs: int
-    role: str = "front"
-
-    def command(self) -> list[str]:
-        """The command line. The server ends with its standard input, so it does not outlive this process."""
-        services = ["--target", self.target, "--model", MODEL]
-        services += ["--drafter", f"{DRAFTER}={self.drafter}"] if self.drafter else []
-        where = ["--port", "0", "--grpc-port", "0", "--max-outputs", str(self.max_outputs)]
-        ends = ["--grace-seconds", "0", "--until-stdin-ends", "--log-level", "warning"]
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "http", *services, *where, *ends]
-
-
-Startable = Wanted | HttpServer  # they print their address in a line of JSON, and end when their standard input does
-
-
-@dataclass(frozen=True, eq=False)
-class StartedProcess:
-    """The process of a service, perhaps not ready yet."""
-
-    wanted: Startable
-    process: asyncio.subprocess.Process
-    log: IO[bytes]  # what it writes on stderr
-
-    async def ready(self) -> dict[str, str]:
-        """Its ready line, once it listens; it is waited for as long as its process lives.
-
-        Raises:
-            UsageError, CommandFailed: it ended so; the text has the last line of its stderr.
-        """
-        assert self.process.stdout is not None
-        reading = asyncio.ensure_future(self.process.stdout.readline())
-        while not (await asyncio.wait([reading], timeout=NOTE_SECONDS))[0]:
-            print(f"crossdraft: the {self.wanted.role} is still starting", file=sys.stderr)
-        if not (line := reading.result()):
-            wrong = await self.process.wait() == UsageError.exit_code  # then it is in what this command was given
-            raise (UsageError if wrong else CommandFailed)(f"the {self.wanted.role} did not start: {self._last_line()}")
-        return {name: str(value) for name, value in json.loads(line).items()}
-
-    def _last_line(self) -> str:
-        self.log.seek(0)
-        lines = self.log.read().decode("utf-8", "replace").split("\n")
-        return next(
-            (line.removeprefix("crossdraft: ") for line in reversed(lines) if line.strip()), "it printed no error"
-        )
-
-    async def end(self) -> None:
-        """SIGTERM, and SIGKILL if that does not help."""
-        if self.process.returncode is None:
-            self.process.terminate()
-            try:
-                await asyncio.wait_for(self.process.wait(), END_SECONDS)
-            except TimeoutError:
-                self.process.kill()
-                await self.process.wait()
-        self.log.close()
+def http_server(target: str, drafter: str = "", max_outputs: int = 0) -> Wanted:
+    """`crossdraft serve http` over services at these addresses; without a drafter if that is empty."""
+    drafters = ("--drafter", f"{DRAFTER}={drafter}") if drafter else ()
+    most = "--max-outputs", str(max(MIN_OUTPUTS, max_outputs))
+    options = ("--target", target, *drafters, "--port", "0", "--grpc-port", "0", *most, "--log-level", "warning")
+    return Wanted("http", MODEL, 0, options, engine=EngineOptions())
 
 
 @dataclass(frozen=True)
@@ -119,22 +65,43 @@ class Running:
 
 
 @asynccontextmanager
-async def running(wanted: Sequence[Startable]) -> AsyncIterator[list[Running]]:
-    """Starts services side by side; ends them at the end of the block.
+async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
+    """Starts servers side by side; ends them at the end of the block.
 
     Raises:
-        CommandFailed: one of them does not start.
+        UsageError, CommandFailed: one of them does not start; the text has the last line of its stderr.
     """
-    started: list[StartedProcess] = []
+    started: list[tuple[str, Process, IO[bytes]]] = []
     try:
         for one in wanted:
-            started.append(await _start(one))
-        ready = [await one.ready() for one in started]
-        _processes.update((line["address"], one.process) for one, line in zip(started, ready, strict=True))
-        yield [Running(line["address"], one.process.pid, line) for one, line in zip(started, ready, strict=True)]
+            log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the server has ended
+            started.append((one.role, await launched(one.command(), stderr=log), log))
+        found = []
+        for role, process, said in started:
+            line = await _ready(role, process, said)
+            _processes[line["address"]] = process
+            found.append(Running(line["address"], process.pid, line))
+        yield found
     finally:
         # Shielded, so that a second signal leaves no process behind.
-        await asyncio.shield(asyncio.gather(*(one.end() for one in started)))
+        await asyncio.shield(asyncio.gather(*(ended(process, END_SECONDS) for _, process, _ in started)))
+        for *_, said in started:
+            said.close()
+
+
+async def _ready(role: str, process: Process, log: IO[bytes]) -> dict[str, str]:
+    """The ready line of a process that has begun, once it listens; it is waited for as long as the process lives."""
+    assert process.stdout is not None
+    reading = asyncio.ensure_future(process.stdout.readline())
+    while not (await asyncio.wait([reading], timeout=NOTE_SECONDS))[0]:
+        print(f"crossdraft: the {role} is still starting", file=sys.stderr)
+    if line := reading.result():
+        return {name: str(value) for name, value in json.loads(line).items()}
+    kind = UsageError if await process.wait() == UsageError.exit_code else CommandFailed  # as this command would
+    log.seek(0)
+    lines = log.read().decode("utf-8", "replace").split("\n")
+    said = next((line for line in reversed(lines) if line.strip()), "it printed no error")
+    raise kind(f"the {role} did not start: {said.removeprefix('crossdraft: ')}")
 
 
 def patience(**seconds: float) -> "Patience":
@@ -148,14 +115,20 @@ def patience(**seconds: float) -> "Patience":
     return Patience(**seconds, lives=lives)
 
 
-async def _start(wanted: Startable) -> StartedProcess:
-    log = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the service has ended
-    pipe = asyncio.subprocess.PIPE
-    # In a process session of its own: Ctrl-C reaches this process alone, which then ends the service.
-    process = await asyncio.create_subprocess_exec(
-        *wanted.command(), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
-    )
-    return StartedProcess(wanted, process, log)
+async def launched(command: Sequence[str], **given: Any) -> Process:
+    """A process in a process session of its own: Ctrl-C reaches this one alone, which then ends it."""
+    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True, **given)
+
+
+async def ended(process: Process, seconds: float) -> int:
+    """The status of a process, by SIGTERM, and by SIGKILL if it has not ended then."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        return await asyncio.wait_for(process.wait(), seconds)
+    except TimeoutError:
+        process.kill()
+        return await process.wait()
 
 
 def threads_each(count: int) -> int:

@@ -1,39 +1,23 @@
 """Prompts for commands that send many: from a file, or the bundled ones.
 
 The bundled prompts were written for this project and are under its licence. They have the shape of Spec-Bench's six
-categories (arXiv 2401.07851): conversation in several turns, translation, summarization, question answering,
-mathematical reasoning, and answers from passages that were retrieved.
+categories (arXiv 2401.07851), which take turns: conversation in several turns, translation, summarization, question
+answering, mathematical reasoning, and answers from passages that were retrieved.
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from importlib.resources import files
-from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
 
 from crossdraft.cli.running import UsageError, checked_options
 from crossdraft.types.request import Chat, Message
 
 BUNDLED = files(__package__).joinpath("prompts.jsonl")
-NO_CATEGORY = "text"
 FORMS = '{"text": "…"}, {"turns": ["…"]} or {"messages": [{"role": "user", "content": "…"}]}'
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A text or chat to continue, and its category."""
-
-    category: str
-    content: str | Chat
-
-
-def read(path: Path | None = None) -> tuple[Prompt, ...]:
-    """Prompts of a file of JSON lines, or the bundled ones: the first of each category, then the second of each, …
-
-    Of several `turns` only the first is used.
+def read(path: Path | None = None) -> tuple[str | Chat, ...]:
+    """Texts and chats of a file of JSON lines, or the bundled ones. Of several `turns` only the first is used.
 
     Raises:
         ValueError: the file cannot be read, has a line that is no prompt, or has no prompts.
@@ -43,23 +27,16 @@ def read(path: Path | None = None) -> tuple[Prompt, ...]:
         lines = source.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the prompts: {error}") from error
-    by_category: defaultdict[str, list[Prompt]] = defaultdict(list)
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            prompt = _prompt(line, f"{name}, line {number}")
-            by_category[prompt.category].append(prompt)
-    if not by_category:
+    found = tuple(_prompt(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
+    if not found:
         raise ValueError(f"{name}: there are no prompts; give lines such as {FORMS}")
-    return tuple(filter(None, chain.from_iterable(zip_longest(*by_category.values()))))
+    return found
 
 
-def texts_of(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
-    """For a model without a chat template: of a chat, what its messages say."""
-
-    def text(content: str | Chat) -> str:
-        return content if isinstance(content, str) else "\n\n".join(one.content for one in content.messages)
-
-    return tuple(replace(prompt, content=text(prompt.content)) for prompt in prompts)
+def texts_of(path: Path | None = None) -> tuple[str, ...]:
+    """As `read`, for a model without a chat template: of a chat, what its messages say."""
+    found = read(path)
+    return tuple(one if isinstance(one, str) else "\n\n".join(said.content for said in one.messages) for one in found)
 
 
 def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
@@ -69,31 +46,28 @@ def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
         UsageError: the file cannot be read, a line is no prompt or is a chat, or there is none.
     """
     with checked_options():
-        found = [one.content for one in read(path)]
+        found = read(path)
     texts = tuple(one for one in found if isinstance(one, str))
     if len(texts) < len(found):
         raise UsageError(f'{path} has chats; write lines such as {{"text": "def main("}}')
     return texts[:limit]
 
 
-def _prompt(line: str, where: str) -> Prompt:
+def _prompt(line: str, where: str) -> str | Chat:
     try:
-        given = json.loads(line)
-        return Prompt(str(given.get("category", NO_CATEGORY)), _content(given))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        match json.loads(line):
+            case {"messages": messages}:
+                chat = Chat(tuple(Message(one["role"], one["content"]) for one in messages))
+            case {"turns": [first, *_]}:
+                chat = Chat((Message("user", first),))
+            case {"text": str(text)}:
+                if not text:
+                    raise ValueError("its text is empty")
+                return text
+            case _:
+                raise ValueError("it has no text")
+        if chat.fault:
+            raise ValueError(chat.fault)
+        return chat
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{where} is no prompt ({error}); give {FORMS}") from error
-
-
-def _content(given: dict[str, Any]) -> str | Chat:
-    if "messages" in given:
-        chat = Chat(tuple(Message(one["role"], one["content"]) for one in given["messages"]))
-    elif "turns" in given:
-        chat = Chat((Message("user", given["turns"][0]),))
-    else:
-        text = given["text"]
-        if not (isinstance(text, str) and text):
-            raise ValueError("its text is empty")
-        return text
-    if chat.fault:
-        raise ValueError(chat.fault)
-    return chat

@@ -94,17 +94,14 @@ def serve_ngram(options: ServedNgram) -> None:
 
     with checked_options():
         served = ServeNgram(part_of(NgramOptions, options), _listening(options))
-
-    async def made() -> Serving:
-        return ngram_server(served)
-
-    _run(_serve(made, served.listening), options)
+    _run(_serve(lambda: ngram_server(served), served.listening), options)
 
 
-async def _serve(made: Callable[[], Awaitable[Serving]], listening: Listening) -> None:
+async def _serve(make: Callable[[], Serving | Awaitable[Serving]], listening: Listening) -> None:
     """A taken port is found before the model is loaded."""
     listening.check_free()
-    await serve_until_signalled(await made())
+    made = make()
+    await serve_until_signalled(made if isinstance(made, Serving) else await made)
 
 
 def serve_http(api: ServedHttp) -> None:

@@ -13,12 +13,12 @@ import logging
 import os
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from crossdraft.cli.processes import ended, launched
 from crossdraft.cli.running import CommandFailed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Serving
@@ -117,11 +117,7 @@ class Workers(Serving):
     async def _begun(self) -> Worker:
         command = [sys.executable, "-m", "crossdraft.cli", *sys.argv[1:]]
         own = ["--worker-of", str(self._shares.count), "--until-stdin-ends", *self._options]
-        # In a process session of its own: Ctrl-C reaches this process alone, which then drains them.
-        process = await asyncio.create_subprocess_exec(
-            *command, *own, stdin=PIPE, stdout=PIPE, env=self._environment, start_new_session=True
-        )
-        return Worker(process)
+        return Worker(await launched([*command, *own], env=self._environment))
 
     async def _readiness(self, worker: Worker) -> int | None:
         """None once it is ready; the status of its process if it ended before."""
@@ -136,21 +132,12 @@ class Workers(Serving):
 
     async def _end(self) -> list[str]:
         """Ends all; returns those that were ready and whose status is not 0."""
-        for worker in self._workers:
-            with suppress(ProcessLookupError):
-                worker.process.terminate()
-        statuses = await asyncio.gather(*(self._status(worker.process) for worker in self._workers))
+        seconds = self._shares.grace_seconds + SPARE_SECONDS
+        statuses = await asyncio.gather(*(ended(worker.process, seconds) for worker in self._workers))
         for one in self._reserved:
             one.close()
         pairs = zip(self._workers, statuses, strict=True)
         return [f"{worker.process.pid} with status {status}" for worker, status in pairs if status and worker.ready]
-
-    async def _status(self, process: Process) -> int:
-        try:
-            return await asyncio.wait_for(process.wait(), self._shares.grace_seconds + SPARE_SECONDS)
-        except TimeoutError:
-            process.kill()
-            return await process.wait()
 
 
 async def drain(output: asyncio.StreamReader) -> None:

@@ -25,9 +25,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        subject = current()
-        ids = {"request_id": subject.request, "session": subject.session, "peer": subject.peer}
-        line |= {name: value for name, value in ids.items() if value}
+        line |= {"request_id" if name == "request" else name: value for name, value in vars(current()).items() if value}
         figures = getattr(record, "figures", None)
         line |= {"figures": figures} if figures else {}
         if record.exc_info:
@@ -40,9 +38,7 @@ class PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = " ".join(record.getMessage().splitlines())
-        subject = current()
-        ids = {"request": subject.request, "session": subject.session, "peer": subject.peer}
-        about = ", ".join(f"{name} {value}" for name, value in ids.items() if value)
+        about = ", ".join(f"{name} {value}" for name, value in vars(current()).items() if value)
         line = f"crossdraft: {text} [{about}]" if about else f"crossdraft: {text}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 

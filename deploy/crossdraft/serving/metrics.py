@@ -143,7 +143,8 @@ class Metrics:
         for kind, count in zip(Kind, (figures.accepted, figures.corrected, figures.bonus), strict=True):
             self.count("emitted_tokens", *labels, kind.value).inc(count)
         for index, count in enumerate(figures.accepted_at):
-            self.count("spec_decode_num_accepted_tokens_per_pos", *labels, position_of(index)).inc(count)
+            position = str(index) if index < MAX_POSITIONS else f"{MAX_POSITIONS}+"
+            self.count("spec_decode_num_accepted_tokens_per_pos", *labels, position).inc(count)
         for lane in figures.lanes:
             if lane.lost:
                 self.count("services_lost", lane.role, lane.lost).inc()
@@ -155,11 +156,6 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(PREFIX + name, text, ("model_name",), registry=self.registry, multiprocess_mode="livesum")
-
-
-def position_of(index: int) -> str:
-    """The label of a draft token's position in its epoch, from 0."""
-    return str(index) if index < MAX_POSITIONS else f"{MAX_POSITIONS}+"
 
 
 UNKNOWN = "unknown"  # label of a model or drafter that does not exist: clients must not be able to add labels

@@ -22,7 +22,7 @@ import numpy as np
 from crossdraft.cli.measuring import Columns, Table, total_of
 from crossdraft.cli.processes import patience
 from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, checked_options
-from crossdraft.client import GenerationRequest, Pipeline, connect
+from crossdraft.client import Pipeline, connect
 from crossdraft.config.engine import EngineOptions
 from crossdraft.config.request import AUTO
 from crossdraft.drafter.service import ServeDrafter, drafter_server
@@ -205,20 +205,13 @@ class ComparedPipelines:
     tokens: int  # of each output
     pipelines: Mapping[str, Pipeline]  # WITHOUT_DRAFTER, AUTO, and the one of all other choices under an empty name
 
-    def pipeline(self, choice: str) -> Pipeline:
-        """The connection that a choice generates on."""
-        return self.pipelines.get(choice) or self.pipelines[""]
-
-    def request(self, choice: str, number: int, tokens: int | None = None) -> GenerationRequest:
-        """For the prompt of this number."""
-        return request_of(choice, number, self.given.method, self.given.temperature, tokens or self.tokens)
-
     async def sample(
         self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
     ) -> Timed:
-        """All outputs at once, of the prompts from a number on."""
-        requests = [self.request(choice, first + number, tokens) for number in range(self.given.outputs)]
-        return await sampled(pipeline or self.pipeline(choice), requests)
+        """All outputs at once, of the prompts from a number on, by default on the choice's own connection."""
+        how = self.given.method, self.given.temperature, tokens or self.tokens
+        requests = [request_of(choice, first + number, *how) for number in range(self.given.outputs)]
+        return await sampled(pipeline or self.pipelines.get(choice) or self.pipelines[""], requests)
 
     async def warm_up(self) -> None:
         """A few tokens on each connection, from which nothing can be learnt for auto."""
@@ -243,29 +236,24 @@ class Floor:
     stack: AsyncExitStack
     started: dict[Any, Distant] = field(default_factory=dict)
 
-    async def target(self, given: ControllerConditions) -> str:
-        """Its address. A node of a token tree costs what it does beside an accelerator's pass of 8 ms."""
+    async def service(self, role: str, given: ControllerConditions) -> Distant:
+        """A node of a token tree costs a target what it does beside an accelerator's pass of 8 ms. A drafter is behind
+        the emulated network also if its distance is 0, so that all are."""
         served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
-        return (await self._service("target", served, False)).address
-
-    async def drafter(self, given: ControllerConditions) -> Distant:
-        """At its distance. It is behind the emulated network also if that is 0, so that all are."""
-        served = Served(self.folder, self.plan.drafter_pace, self.curves[given.method].noise(given.acceptance), FREE)
-        found = await self._service("drafter", served, True)
+        if distant := role == "drafter":
+            noise = self.curves[given.method].noise(given.acceptance)
+            served = Served(self.folder, self.plan.drafter_pace, noise, FREE)
+        if (role, served) not in self.started:
+            made = service(role, served, int(distant), distant)
+            self.started[role, served] = await self.stack.enter_async_context(made)
+        found = self.started[role, served]
         await found.delay(given.trip_ms / 2)
         return found
-
-    async def _service(self, role: str, served: Served, distant: bool) -> Distant:
-        key = (role, served)
-        if key not in self.started:
-            core = 0 if role == "target" else 1
-            self.started[key] = await self.stack.enter_async_context(service(role, served, core, distant))
-        return self.started[key]
 
     @asynccontextmanager
     async def stage(self, given: ControllerConditions) -> AsyncIterator[ComparedPipelines]:
         """New connections, warmed up."""
-        target, drafter = await self.target(given), (await self.drafter(given)).address
+        target, drafter = [(await self.service(role, given)).address for role in ("target", "drafter")]
         tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
         async with (
             connect(target, patience=patience()) as plain,

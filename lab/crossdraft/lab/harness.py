@@ -162,19 +162,18 @@ class Benchmark(ABC, Generic[Planned, Result]):
 # Turns.
 
 
-def rotated(count: int, turn: int) -> list[int]:
-    """0 to count − 1, beginning one further on with each turn, so that none of them always comes after the same one."""
-    return [(turn + place) % count for place in range(count)]
-
-
 async def in_turns(
     configurations: Sequence[Configuration], turns: int, run: Callable[[Configuration, int], Awaitable[Result]]
 ) -> dict[Configuration, list[Result]]:
-    """Runs each configuration once in each turn, one at a time; `run` gets the configuration and the turn's number."""
+    """Runs each configuration once in each turn, one at a time; `run` gets the configuration and the turn's number.
+
+    Each turn begins one further on, so that none of them always comes after the same one.
+    """
     found: dict[Configuration, list[Result]] = {one: [] for one in configurations}
     for turn in range(turns):
-        for place in rotated(len(configurations), turn):
-            found[configurations[place]].append(await run(configurations[place], turn))
+        for place in range(turn, turn + len(configurations)):
+            one = configurations[place % len(configurations)]
+            found[one].append(await run(one, turn))
     return found
 
 

@@ -1,25 +1,19 @@
-"""Services that a benchmark starts, puts at a distance, and kills."""
+"""Services that a benchmark starts, and puts at a distance."""
 
-import os
-import random
-import signal
-import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from crossdraft.cli.processes import Running, Wanted, running
-from crossdraft.cli.running import CommandFailed, UsageError, checked_options
+from crossdraft.cli.processes import Wanted, running
+from crossdraft.cli.running import checked_options
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.lab.emulation import EmulatedHost, network
-from crossdraft.lab.emulation.steps import Pace
+from crossdraft.lab.emulation.steps import Emulation
 from crossdraft.lab.harness import numbers_of, on_core
 
 # Of a target that is measured: its requests get what they ask for, and nothing of the model's own.
 NO_DEFAULTS = ("--generation-config", "vllm")
 LONGEST_DELAY = 60_000  # ms of a message on an emulated network
-FIRST_PORT, LAST_PORT = 20_000, 30_000  # below those that outgoing connections get
 
 
 @dataclass(frozen=True)
@@ -37,10 +31,7 @@ class Served:
 
     def __post_init__(self) -> None:
         with checked_options():
-            if self.pace is not None:
-                Pace.parsed(self.pace)
-        if not 0 <= self.logit_noise < float("inf"):
-            raise UsageError(f"--logit-noise must be 0 or more, got {self.logit_noise:g}")
+            Emulation.parsed(self.pace, self.logit_noise)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -63,7 +54,6 @@ class Distant:
     """A service at the far end of a link."""
 
     address: str
-    process_id: int
     link: EmulatedHost | None  # None: on loopback
 
     async def delay(self, milliseconds: float) -> None:
@@ -85,43 +75,4 @@ async def service(role: str, served: Served, core: int | None, distant: bool) ->
             options = (*options, "--host", link.place.listen)
         (found,) = await stack.enter_async_context(running([Wanted(role, served.model, 1, options, prefix)]))
         address = found.address if link is None else await link.address_through(found.address)
-        yield Distant(address, found.process_id, link)
-
-
-@dataclass(frozen=True)
-class Killable:
-    """A service that can be killed, and comes back on its port."""
-
-    wanted: Wanted
-    address: str
-    stack: AsyncExitStack
-    running: Running
-
-    @staticmethod
-    async def started(wanted: Wanted, stack: AsyncExitStack) -> "Killable":
-        """Starts it; raises CommandFailed."""
-        wanted = replace(wanted, more=(*wanted.more, "--port", str(_free_port())))
-        (found,) = await stack.enter_async_context(running([wanted]))
-        return Killable(wanted, found.address, stack, found)
-
-    def kill(self) -> float:
-        """By SIGKILL; returns when, in seconds of the monotonic clock."""
-        os.kill(self.running.process_id, signal.SIGKILL)
-        return time.monotonic()
-
-    async def restarted(self) -> "Killable":
-        """The same, started again; raises CommandFailed."""
-        (found,) = await self.stack.enter_async_context(running([self.wanted]))
-        return replace(self, running=found)
-
-
-def _free_port() -> int:
-    """One that nobody listens on, and that no outgoing connection takes while its service is away."""
-    for port in random.sample(range(FIRST_PORT, LAST_PORT), 100):
-        with socket.socket() as bound:
-            try:
-                bound.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise CommandFailed(f"all ports tried between {FIRST_PORT} and {LAST_PORT} are taken")
+        yield Distant(address, link)

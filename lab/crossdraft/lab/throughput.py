@@ -2,18 +2,22 @@
 
 Target and drafter run in this process, as `crossdraft serve http --target-model --drafter-model` has them, each with a
 thread of its own. On a CPU the target's has the first core, the drafter's the second one, and the event loop runs where
-there is room; transformers has a process on the target's core. Where models are on another device nothing is bound to a
-core. Configurations take turns; one runs while the others are idle.
+there is room; transformers has a thread on the target's core, too, if it is to use one. Where models are on another
+device nothing is bound to a core. Configurations take turns; one runs while the others are idle.
 """
 
 import os
 import threading
 import time
+from asyncio import get_running_loop
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Any
+
+import torch
 
 from crossdraft.cli.measuring import Columns, Table, total_of
 from crossdraft.cli.processes import patience
@@ -28,7 +32,7 @@ from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ThroughputPlan
 from crossdraft.lab.harness import in_turns, numbers_of, optional, processor_seconds
 from crossdraft.lab.outputs import MILLISECONDS, Latencies, Output, Spread, latencies_of, ratio
-from crossdraft.lab.transformers_peer import Assisting, Question, TransformersProcess
+from crossdraft.lab.transformers_peer import AssistedGeneration
 from crossdraft.lab.workload import Prompted, gathered
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.serving.models import Servers, serving
@@ -62,7 +66,7 @@ Ids = tuple[int, ...]
 class Work:
     """What was counted so far, or a difference of two readings."""
 
-    target: float = 0.0  # processor seconds of its thread, or of transformers' process
+    target: float = 0.0  # processor seconds of its thread, or of this process for transformers
     drafter: float = 0.0  # likewise
     loop: float = 0.0  # processor seconds of the thread in which the orchestrator runs, and this measures
     steps: float = 0.0  # forwards of the target
@@ -281,8 +285,6 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
             raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
         super().check()
         assert self.at_once
-        if self.theirs and len(self.plan.temperatures) > 1:
-            raise UsageError("assisted generation has one temperature: give one, or leave it out by --configuration")
         with checked_options():
             for temperature in self.plan.temperatures:
                 requested_method(self.request(temperature))
@@ -374,9 +376,10 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], 
         found.append(Ours(name, drafted, request, models, bench.warm_ups))
     if CROSSDRAFT_PLAIN in bench.plan.way:
         found.append(Ours(CROSSDRAFT_PLAIN, plain, base, models, bench.warm_ups))
-    for threads in bench.theirs:
-        process = stack.enter_context(TransformersProcess(assisting(bench, threads)))
-        found.append(Theirs(f"{ASSISTED}, {threads} {'threads' if threads > 1 else 'thread'}", process))
+    engine = bench.plan.engine
+    if bench.theirs:
+        pair = AssistedGeneration(bench.plan.target, bench.plan.drafter, engine.dtype, engine.device)
+        found += [Theirs(pair, threads, engine.device == "cpu", base.options) for threads in bench.theirs]
     freeze_heap()
     encode = plain.models.tokenization.encode_prompt
     return found, [tuple(encode(text)) for text in bench.prompts]
@@ -421,13 +424,6 @@ class Models:
         return Work(target, drafter, time.thread_time(), counted.steps, jobs, counted.seconds)
 
 
-def assisting(bench: Throughput, threads: int) -> Assisting:
-    """One of transformers' configurations."""
-    plan, engine = bench.plan, bench.plan.engine
-    alone = threads == 1 and engine.device == "cpu"
-    return Assisting(plan.target, plan.drafter, threads, plan.temperatures[0], engine.dtype, engine.device, alone)
-
-
 @dataclass(frozen=True, eq=False)
 class Ours:
     """A pipeline over our models."""
@@ -463,32 +459,45 @@ class Ours:
         return Output(asked, tuple(moments), moments[-1], figures=generation.statistics)
 
 
-@dataclass(eq=False)
 class Theirs:
-    """transformers' assisted generation in a process of its own: one output after another, and so only a few."""
+    """transformers' assisted generation in a thread of its own: one output after another, and so only a few.
 
-    name: str
-    process: TransformersProcess
-    k: int | None = None  # draft tokens in a round; None: its own rule
+    Args:
+        pair: the models.
+        threads: of torch.
+        bound: whether a single one of these has the first core.
+        options: with which the fastest number of draft tokens is found.
+    """
+
+    def __init__(self, pair: AssistedGeneration, threads: int, bound: bool, options: SamplingOptions) -> None:
+        self.name = f"{ASSISTED}, {threads} {'threads' if threads > 1 else 'thread'}"
+        self._pair, self._options = pair, options
+        self._k: int | None = None  # draft tokens in a round; None: its own rule
+
+        def begin() -> None:
+            torch.set_num_threads(threads)  # of this thread, and of threads that have not computed yet
+            if bound and threads == 1:
+                os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+        self._thread = ThreadPoolExecutor(1, initializer=begin)
 
     async def warm_up(self, prompts: Sequence[Ids]) -> None:
         """A few outputs, by which the fastest number of draft tokens is found."""
         seconds: dict[int | None, float] = {}
-        for k in KS:
+        for self._k in KS:
             for tokens in (WARM_UP, 4 * WARM_UP):
-                began = time.monotonic()
-                await self.process.ask(Question(tuple(prompts[:ONE_BY_ONE]), tokens, k))
-                seconds[k] = time.monotonic() - began
-        self.k = min(seconds, key=lambda k: seconds[k])
-        self.name += f", {'its own K' if self.k is None else f'K = {self.k}'}"
+                seconds[self._k] = (await self.run(prompts, tokens, 1, self._options)).seconds
+        self._k = min(seconds, key=lambda k: seconds[k])
+        self.name += f", {'its own K' if self._k is None else f'K = {self._k}'}"
 
     async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
-        before, began = self._work(), time.monotonic()
-        outputs = await self.process.ask(Question(tuple(prompts[:ONE_BY_ONE]), tokens, self.k))
-        return RunResult(outputs, time.monotonic() - began, self._work() - before)
-
-    def _work(self) -> Work:
-        return Work(processor_seconds(self.process.process_id))
+        before, began = time.process_time(), time.monotonic()
+        asked = prompts[:ONE_BY_ONE], tokens, self._k, options.temperature
+        try:
+            outputs = await get_running_loop().run_in_executor(self._thread, self._pair.outputs, *asked)
+        except (RuntimeError, ValueError, AttributeError) as error:  # the last: where every token is shared (5.23)
+            raise CommandFailed(f"transformers failed: {error}") from error
+        return RunResult(outputs, time.monotonic() - began, Work(time.process_time() - before))
 
 
 Way = Ours | Theirs  # a configuration

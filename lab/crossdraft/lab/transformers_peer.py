@@ -1,100 +1,19 @@
-"""transformers' assisted generation, in a process of its own to compare with."""
+"""transformers' assisted generation, to compare with."""
 
-import asyncio
 import copy
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
-from crossdraft.cli.running import CommandFailed
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import source_of
 from crossdraft.lab.outputs import Output
-from crossdraft.rpc.server import freeze_heap
 
 NEVER = -1  # an end-of-text id that no model draws
-
-
-@dataclass(frozen=True)
-class Question:
-    """A request for outputs, made one after another, which no end of text ends."""
-
-    prompts: tuple[tuple[int, ...], ...]  # ids
-    tokens: int  # of each output
-    k: int | None = None  # drafted at once; None: its own rule
-
-
-@dataclass(frozen=True)
-class Assisting:
-    """What a process of transformers runs."""
-
-    target: str  # a model's name
-    assistant: str
-    threads: int
-    temperature: float
-    dtype: str = "float32"
-    device: str = "cpu"
-    alone: bool = False  # on the first core
-
-
-class TransformersProcess:
-    """The process, which answers one question at a time; it ends at the end of the block, or with this process."""
-
-    def __init__(self, assisting: Assisting) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, self._far = context.Pipe()
-        self._process = context.Process(target=_serve, args=(self._far, assisting), daemon=True)
-
-    def __enter__(self) -> "TransformersProcess":
-        self._process.start()
-        self._far.close()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
-
-    @property
-    def process_id(self) -> int:
-        return self._process.pid or 0
-
-    async def ask(self, question: Question) -> tuple[Output, ...]:
-        """The outputs, in the order of the prompts; raises CommandFailed if transformers fails."""
-        try:
-            self._connection.send(question)
-            found: tuple[Output, ...] | str = await asyncio.to_thread(self._connection.recv)
-        except (EOFError, OSError) as error:
-            raise CommandFailed("transformers' process ended before it answered") from error
-        if isinstance(found, str):
-            raise CommandFailed(f"transformers failed: {found}")
-        return found
-
-
-def _serve(connection: "Connection[tuple[Output, ...] | str, Question]", assisting: Assisting) -> None:
-    """Answers until the other end is closed; errors of transformers are answers, too, for the benchmark to report."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the benchmark, which then ends this process
-    if assisting.alone:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    torch.set_num_threads(assisting.threads)
-    pair = AssistedGeneration(assisting.target, assisting.assistant, assisting.dtype, assisting.device)
-    freeze_heap()  # as our services do
-    with suppress(EOFError):
-        while True:
-            question = connection.recv()
-            try:
-                connection.send(pair.answer(question, assisting.temperature))
-            except (RuntimeError, ValueError, AttributeError) as error:  # the last: where every token is shared (5.23)
-                connection.send(str(error))
 
 
 class Moments(BaseStreamer):
@@ -132,13 +51,22 @@ class AssistedGeneration:
         )
         self._settings = self._assistant.generation_config
 
-    def answer(self, question: Question, temperature: float) -> tuple[Output, ...]:
-        """One output after another; raises what transformers raises where it fails."""
+    def outputs(
+        self, prompts: Sequence[Sequence[int]], tokens: int, k: int | None, temperature: float
+    ) -> tuple[Output, ...]:
+        """One after another, which no end of text ends; raises what transformers raises where it fails.
+
+        Args:
+            prompts: ids.
+            tokens: of each output.
+            k: drafted at once; None: its own rule.
+            temperature: 0 is greedy.
+        """
         outputs = []
-        self._draft(question.k)
-        for prompt in question.prompts:
+        self._draft(k)
+        for prompt in prompts:
             asked, came = time.monotonic(), Moments()
-            ids = self._generate(prompt, question.tokens, temperature, came)
+            ids = self._generate(prompt, tokens, temperature, came)
             outputs.append(Output(asked, tuple(came.found), came.found[-1], ids))
         return tuple(outputs)
 

@@ -8,22 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    Drafted,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Score,
-    Scored,
-    ScorePrompt,
-)
+from crossdraft.types.messages import OpenDrafter, OpenTarget, PromptScored
+from crossdraft.types.messages import Reply as Reply
+from crossdraft.types.messages import Request as Request
 from crossdraft.types.statistics import Counts, Kind
 
 
@@ -32,8 +19,6 @@ class IllegalEventError(Exception):
 
 
 Lane = int  # counts the openings of one generation from 1, targets and drafters together
-Reply = Drafted | Scored | PassDone | RowFetched | PromptScored
-Request = Draft | Advance | Score | Pass | FetchRow | RunTo | ScorePrompt
 
 
 @dataclass(frozen=True)

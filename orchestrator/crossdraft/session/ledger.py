@@ -8,22 +8,7 @@ that never goes back.
 from dataclasses import dataclass
 from typing import Any
 
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    Drafted,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Score,
-    Scored,
-    ScorePrompt,
-)
+from crossdraft.types import messages
 
 
 @dataclass(eq=False)
@@ -72,21 +57,21 @@ class Ledger:
         return bool(self._due) or self.drafting
 
     @property
-    def score(self) -> Score | None:
+    def score(self) -> messages.Score | None:
         """The scores that are due."""
-        return next((one.request for one in self._due if isinstance(one.request, Score)), None)
+        return next((one.request for one in self._due if isinstance(one.request, messages.Score)), None)
 
     def sent(self, request: object, now: float, received: int = 0) -> None:
         """A request leaves; of a draft's epoch so many draft tokens are there already."""
         match request:
-            case Draft():
+            case messages.Draft():
                 self.draft = Asked(request, now)
                 self._due, self.wanted, self.received, self.aside = [self.draft], request.count, received, False
-            case Advance(count=0):
+            case messages.Advance(count=0):
                 self.end(now)
-            case Advance():
+            case messages.Advance():
                 self.wanted = max(self.wanted, request.count) if self.wanted else 0
-            case RunTo():
+            case messages.RunTo():
                 pass
             case _:
                 self._due.append(Asked(request, now))
@@ -100,7 +85,9 @@ class Ledger:
 
     def opened(self, now: float) -> None:
         """The session is open: until now it had no work."""
-        self._due = [one for one in self._due if not isinstance(one.request, OpenTarget | OpenDrafter)]
+        self._due = [
+            one for one in self._due if not isinstance(one.request, messages.OpenTarget | messages.OpenDrafter)
+        ]
         self._busy, self._busy_since = 0.0, now
         self.heard(now)
 
@@ -122,7 +109,7 @@ class Ledger:
         return self._busy + (max(0.0, now - self._busy_since) if self.owes else 0.0)
 
     def _answered_by(self, reply: Any) -> Asked | None:
-        if isinstance(reply, Drafted):
+        if isinstance(reply, messages.Drafted):
             if self.draft is None or reply.epoch != self.epoch:
                 return None
             self._due = [one for one in self._due if one is not self.draft]
@@ -143,13 +130,11 @@ class Ledger:
 
 
 def _answers(reply: Any, request: Any) -> bool:
-    match reply:
-        case PassDone():
-            return isinstance(request, Pass) and request.number == reply.number
-        case RowFetched():
-            return isinstance(request, FetchRow) and request.number == reply.number and request.node == reply.node
-        case PromptScored():
-            return isinstance(request, ScorePrompt)
-        case Scored():
-            return isinstance(request, Score) and request.epoch == reply.epoch
+    match reply, request:
+        case (messages.PassDone(), messages.Pass()) | (messages.RowFetched(), messages.FetchRow()):
+            return bool(request.number == reply.number and getattr(request, "node", 0) == getattr(reply, "node", 0))
+        case (messages.Scored(), messages.Score()):
+            return bool(request.epoch == reply.epoch)
+        case (messages.PromptScored(), messages.ScorePrompt()):
+            return True
     return False

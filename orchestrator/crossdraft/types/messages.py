@@ -378,3 +378,7 @@ class Scored:
     epoch: int
     probabilities: Probabilities  # float64, shape (len(strings),)
     seconds: float  # in the model
+
+
+Request = Draft | Advance | Score | Pass | FetchRow | RunTo | ScorePrompt  # what an open session is asked
+Reply = Drafted | Scored | PassDone | RowFetched | PromptScored

@@ -1,14 +1,13 @@
 """What a generation cost, and how often the drafter was right.
 
-`Counts` is what the session counts while it runs, `Times` what the driver measures around it; `Statistics` has both
-and is what users see.
+`Counted` is what the session counts while it runs (by `Counts`), `Times` what the driver measures around it;
+`Statistics` has both and is what users see.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from typing import Any
 
 # Upper bounds of buckets, seconds: of metrics, and with PARTS for each of these of `Trips`; a last bucket counts all
 # above them.
@@ -67,26 +66,31 @@ class Times:
     lanes: tuple[LaneFigures, ...] = ()  # streams with services, in the order of their opening
 
 
-@dataclass(frozen=True, kw_only=True)
-class Statistics(Times):
-    """The final figures of one generation."""
+class Kind(Enum):
+    """How verification produced an emitted token."""
 
-    method: str
-    num_speculative_tokens: int  # draft tokens of each lock-step round; 0: the epochs were not lock-step rounds
-    prompt_tokens: int
-    tokens: int  # emitted
-    accepted: int
-    corrected: int
-    bonus: int
-    passes: int  # target forwards, row misses included; a run counts one for each of its tokens
-    row_misses: int  # passes for a row that the pass over the same draft had not fetched
-    rows_fetched: int  # whole rows fetched because the head was not enough
-    epochs: int
-    draft_tokens: int
-    stood_aside: int  # rounds in which the drafter sent fewer draft tokens than requested
-    drafter_lost: str  # why the drafter was given up or could not be opened; empty otherwise
-    drafter_seconds: float  # in the drafters' models
-    target_seconds: float  # in the targets' models
+    ACCEPTED = "accepted"  # agrees with the draft
+    CORRECTED = "corrected"  # replaces a refused draft token
+    BONUS = "bonus"  # drawn with no draft token left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What a session counts of one generation."""
+
+    tokens: int = 0  # emitted
+    accepted: int = 0  # of them, by `Kind`
+    corrected: int = 0
+    bonus: int = 0
+    passes: int = 0  # target forwards, row misses included; a run counts one for each of its tokens
+    row_misses: int = 0  # passes for a row that the pass over the same draft had not fetched
+    rows_fetched: int = 0  # whole rows fetched because the head was not enough
+    epochs: int = 0
+    draft_tokens: int = 0
+    stood_aside: int = 0  # rounds in which the drafter sent fewer draft tokens than requested
+    drafter_lost: str = ""  # why the drafter was given up or could not be opened; empty otherwise
+    drafter_seconds: float = 0.0  # in the drafters' models
+    target_seconds: float = 0.0  # in the targets' models
     scores: int = 0  # strings whose probability the drafter was asked for (`slrs`)
     audited: int = 0  # draws of the drafter that an audit recomputed and confirmed
     drafted_at: tuple[int, ...] = ()  # by position in a round, from 0: rounds with a draft token there
@@ -104,6 +108,15 @@ class Statistics(Times):
     speculated: int = 0  # passes sent while another was in flight
     runs: int = 0  # passes that asked the target for several tokens of its own
     undrafted: str = ""  # why the drafter stood aside the last time, or why it drafted nothing; empty if it was lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics(Counted, Times):
+    """The final figures of one generation."""
+
+    method: str
+    num_speculative_tokens: int  # draft tokens of each lock-step round; 0: the epochs were not lock-step rounds
+    prompt_tokens: int
     settings: Mapping[str, float] = field(default_factory=dict)  # of sampling, and max_tokens
     drafter: str = ""  # its name, where drafters have names; empty: none
 
@@ -156,47 +169,8 @@ class Statistics(Times):
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-class Kind(Enum):
-    """How verification produced an emitted token."""
-
-    __hash__ = object.__hash__  # Enum's is in Python, and each token is counted by its kind
-    ACCEPTED = "accepted"  # agrees with the draft
-    CORRECTED = "corrected"  # replaces a refused draft token
-    BONUS = "bonus"  # drawn with no draft token left
-
-
-@dataclass
-class Counts:
-    """What a session has counted so far; fields as in `Statistics`."""
-
-    tokens: int = 0
-    passes: int = 0
-    runs: int = 0
-    row_misses: int = 0
-    rows_fetched: int = 0
-    rows_completed: int = 0
-    epochs: int = 0
-    draft_tokens: int = 0
-    scores: int = 0
-    kinds: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
-    drafter_seconds: float = 0.0
-    target_seconds: float = 0.0
-    stood_aside: int = 0
-    undrafted: str = ""
-    drafter_lost: str = ""
-    drafters_lost: int = 0
-    targets_lost: int = 0
-    rewinds: int = 0
-    branches: int = 0
-    branch_tokens: int = 0
-    branches_tried: int = 0
-    branches_hit: int = 0
-    stalls: int = 0
-    speculated: int = 0
-    audited: int = 0
-    drafted_at: list[int] = field(default_factory=list)
-    judged_at: list[int] = field(default_factory=list)
-    accepted_at: list[int] = field(default_factory=list)
+class Counts(Counted):
+    """What a session has counted so far; only its methods change it."""
 
     def add(self, **counted: float) -> None:
         """Adds to fields that are numbers."""
@@ -205,12 +179,13 @@ class Counts:
 
     def emit(self, kind: Kind) -> None:
         """Counts a token of the output."""
-        self.tokens += 1
-        self.kinds[kind] += 1
+        self.__dict__["tokens"] += 1
+        self.__dict__[kind.value] += 1
 
     def note(self, undrafted: str = "", drafter_lost: str = "") -> None:
         """Keeps what is given."""
-        self.undrafted, self.drafter_lost = undrafted or self.undrafted, drafter_lost or self.drafter_lost
+        self.__dict__["undrafted"] = undrafted or self.undrafted
+        self.__dict__["drafter_lost"] = drafter_lost or self.drafter_lost
 
     def round(self, proposed: int, accepted: int, refused: bool) -> None:
         """Counts a finished round.
@@ -221,29 +196,28 @@ class Counts:
             refused: whether the next one was refused; if not, it was not judged.
         """
         judged = min(proposed, accepted + refused)
-        for counted, reached in ((self.drafted_at, proposed), (self.judged_at, judged), (self.accepted_at, accepted)):
-            counted += [0] * (proposed - len(counted))
-            for place in range(reached):
-                counted[place] += 1
+        for name, reached in (("drafted_at", proposed), ("judged_at", judged), ("accepted_at", accepted)):
+            counted = self.__dict__[name]
+            counted += (0,) * (proposed - len(counted))
+            self.__dict__[name] = (*(count + 1 for count in counted[:reached]), *counted[reached:])
 
 
 def statistics_of(
     method: str,
     num_speculative_tokens: int,
     prompt_tokens: int,
-    counts: Counts,
+    counts: Counted,
     times: Times,
     settings: Mapping[str, float] | None = None,
 ) -> Statistics:
-    """The final figures of a session: its counts and measured times under their own names, its tokens by kind."""
-    own = {one.name for one in fields(Statistics)}
-    figures: dict[str, Any] = {
-        one.name: getattr(record, one.name) for record in (counts, times) for one in fields(record) if one.name in own
-    }
-    figures |= {name: tuple(figures[name]) for name in ("drafted_at", "judged_at", "accepted_at")}
-    figures |= {kind.value: counts.kinds[kind] for kind in Kind} | {"settings": settings or {}}
+    """The final figures of a session: its counts and measured times under their own names."""
     return Statistics(
-        method=method, num_speculative_tokens=num_speculative_tokens, prompt_tokens=prompt_tokens, **figures
+        method=method,
+        num_speculative_tokens=num_speculative_tokens,
+        prompt_tokens=prompt_tokens,
+        settings=settings or {},
+        **vars(counts),
+        **vars(times),
     )
 
 

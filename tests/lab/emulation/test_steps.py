@@ -8,7 +8,7 @@ from scipy import stats
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import ScheduledRequest as Scheduled
-from crossdraft.lab.emulation.steps import Clock, Emulation, Noisy, Pace, Paced
+from crossdraft.lab.emulation.steps import Emulation, Noisy, Pace, Paced
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import VOCABULARY, tiny_llama
 
@@ -23,7 +23,7 @@ class Slept:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.times: list[float] = []
-        self.clock = Clock(lambda: self.seconds, self.sleep)
+        self.clock = (lambda: self.seconds), self.sleep
 
     def sleep(self, seconds: float) -> None:
         self.times.append(round(seconds, 9))
@@ -36,7 +36,7 @@ def whole(*requests: Request) -> list[Scheduled]:
 
 def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
     slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, slept.clock)
+    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, *slept.clock)
     paced(whole(Request("a", PROMPT, TREE)))
     paced(whole(Request("a", (*PROMPT, 1, 9), TREE)))  # 1 is in the cache
     paced(whole(Request("a", (*PROMPT, 1, 9, 9), TREE), Request("b", PROMPT * 3, TREE)))  # together
@@ -46,7 +46,7 @@ def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
 
 def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
     slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, slept.clock)
+    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, *slept.clock)
     prompt = Request("a", PROMPT * 3, TREE)
     for tokens in (5, 5, 10):
         (logits,) = paced([Scheduled(prompt, tokens)])
@@ -60,7 +60,7 @@ def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
 
 def test_a_text_that_was_lost_does_not_count_again() -> None:
     slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, slept.clock)
+    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, *slept.clock)
     paced(whole(Request("a", PROMPT * 3)))
     engine.close("a")
     paced(whole(Request("b", PROMPT[::-1] * 20)))
@@ -75,7 +75,7 @@ def test_what_the_model_took_itself_is_not_slept_again() -> None:
         slept.seconds += 0.015 if len(shares) == 1 else 0.03
         return engine.step(shares)
 
-    paced = Paced(Pace(20, 0), engine.remaining, slow, slept.clock)
+    paced = Paced(Pace(20, 0), engine.remaining, slow, *slept.clock)
     paced(whole(Request("a", PROMPT)))
     paced(whole(Request("a", PROMPT), Request("b", PROMPT)))
     assert slept.times == [0.005]

@@ -1,7 +1,6 @@
 """`crossdraft loadtest`: a real test of started services, and what is refused."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,42 +8,33 @@ import pytest
 
 from crossdraft.cli.running import CommandFailed
 from crossdraft.lab.loadtest.benchmark import LoadTest, Stages
-from crossdraft.lab.loadtest.clients import Chunk, Pieces, RequestFailedError, Stream
-from crossdraft.lab.loadtest.plan import ExistingServers, LoadPlan
-from crossdraft.rpc.generation import Generate
+from crossdraft.lab.loadtest.clients import Body, Pieces, RequestFailedError, Stream
+from crossdraft.lab.loadtest.plan import LoadPlan
 from tests.cli.conftest import Cli
 from tests.lab.loadtest.values import FIGURES
 
 DELAY = 3  # ms, one way
-LATENCIES = ("first_token_ms", "between_chunks_ms", "per_token_ms", "end_to_end_ms")
+LATENCIES = ("first_token_ms", "between_chunks_ms", "per_token_ms", "end_to_end_ms", "front_ms")
 
 
 @pytest.mark.full
-def test_started_services_over_http_and_grpc_beside_a_pipeline(
-    cli: Cli, tmp_path: Path, target_folder: Path, drafter_folder: Path
-) -> None:
-    models = "--target-model", target_folder, "--drafter-model", drafter_folder
-    ways = "--over", "http", "--over", "grpc", "--compare", "--delay-ms", DELAY
+def test_started_services_behind_a_delay(cli: Cli, tmp_path: Path, target_folder: Path, drafter_folder: Path) -> None:
+    models = "--target-model", target_folder, "--drafter-model", drafter_folder, "--delay-ms", DELAY
     load = "--clients", 2, "--requests", 3, "--warm-up", 1, "--max-tokens", 8, "--ignore-eos"
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"text": "def f("}\n{"turns": ["Say"]}\n')
     report = tmp_path / "report.json"
-    files = "--prompts", prompts, "--json", report
-    done = cli("loadtest", *models, *ways, *load, *files)
+    done = cli("loadtest", *models, *load, "--prompts", prompts, "--json", report)
     assert done.code == 0, done.err
-    found = json.loads(report.read_text())["results"]
-    assert [one["way"] for one in found] == ["HTTP", "gRPC", "in process"]
-    for one in found:
-        assert_measured(one)
-    assert all(one["added"]["end_to_end_ms"]["count"] == 3 for one in found[:2])
+    (found,) = json.loads(report.read_text())["results"]
+    assert_measured(found)
     assert "orchestrator and target" in done.out
-    assert "added to in process" in done.out
 
 
-async def instant(_: Generate) -> Pieces:
-    """A server that answers at once, with two chunks of four tokens each."""
-    yield Chunk()
-    yield Chunk()
+async def instant(_: Body) -> Pieces:
+    """A server that answers at once, with two chunks of four tokens in all."""
+    yield 0.0
+    yield 0.0
     yield FIGURES
 
 
@@ -52,51 +42,48 @@ def refusing(answered: int) -> Stream:
     """A server that refuses all requests but the first so many."""
     left = iter(range(answered))
 
-    async def stream(_: Generate) -> Pieces:
+    async def stream(_: Body) -> Pieces:
         if next(left, None) is None:
             raise RequestFailedError("HTTP 429", "no room")
-        yield Chunk()
+        yield 0.0
         yield FIGURES
 
     return stream
 
 
-def run(monkeypatch: pytest.MonkeyPatch, ways: Mapping[str, Stream], file: Path | None = None, **plan: Any) -> None:
-    """Two stages of these configurations."""
+def run(monkeypatch: pytest.MonkeyPatch, stream: Stream, file: Path | None = None, **plan: Any) -> None:
+    """Two stages of a server."""
 
     async def stages(_: LoadTest) -> Stages:
         for delay in (0.0, 5.0):
-            yield delay, ways
+            yield delay, stream
 
     monkeypatch.setattr(LoadTest, "stages", stages)
-    LoadTest(LoadPlan(clients=2, requests=3, repeat=2, **plan)).run(file)
+    LoadTest(LoadPlan(clients=2, requests=3, **plan)).run(file)
 
 
-def test_stages_are_measured_compared_and_written(
+def test_stages_are_measured_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = tmp_path / "report.json"
-    servers = ExistingServers(api_key="secret")
-    run(monkeypatch, {"HTTP": instant, "in process": instant}, report, servers=servers)
+    run(monkeypatch, instant, report, api_key="secret", url="http://there")
     assert "secret" not in report.read_text()
+    assert "there" not in report.read_text()
     found = json.loads(report.read_text())["results"]
-    names = [(one["way"], one["delay_ms"]) for one in found]
-    assert names == [("HTTP", 0), ("in process", 0), ("HTTP", 5), ("in process", 5)]
-    assert [one["requests"] for one in found] == [6] * 4
-    assert [one["added"] is not None for one in found] == [True, False, True, False]
+    assert [(one["delay_ms"], one["requests"]) for one in found] == [(0, 3), (5, 3)]
     shown = capsys.readouterr().out
     for wanted in (
-        *("HTTP, 0 ms", "Failed requests", "TTFT (ms)", "E2EL (ms)", "Output token throughput (tok/s)", "66.7%"),
-        *("100% 0%", "orchestrator and target", "orchestrator and drafter", "added to in process"),
+        *("| 0 ms | 5 ms |", "Failed requests", "TTFT (ms)", "E2EL (ms)", "Output token throughput (tok/s)", "66.7%"),
+        *("100% 0%", "orchestrator and target", "orchestrator and drafter"),
         "| 4.00 / 4.88 / 4.97 / 5.00 |",  # round trip
     ):
         assert wanted in shown, wanted
 
 
 def test_what_fails_is_counted_and_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, {"gRPC": refusing(6)}, warm_up=0)
-    assert "gRPC, 0 ms: " not in (shown := capsys.readouterr().out)
-    assert "gRPC, 5 ms: 6 of 6 requests failed: 6 HTTP 429. HTTP 429: no room" in shown
+    run(monkeypatch, refusing(3), warm_up=0)
+    assert "\n0 ms: " not in (shown := capsys.readouterr().out)
+    assert "5 ms: 3 of 3 requests failed: 3 HTTP 429. HTTP 429: no room" in shown
 
 
 @pytest.mark.parametrize(
@@ -104,14 +91,13 @@ def test_what_fails_is_counted_and_said(capsys: pytest.CaptureFixture[str], monk
 )
 def test_a_test_without_an_answer_fails(warm_up: int, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommandFailed, match=complaint):
-        run(monkeypatch, {"HTTP": refusing(0)}, warm_up=warm_up)
+        run(monkeypatch, refusing(0), warm_up=warm_up)
 
 
 def assert_measured(summary: dict[str, Any]) -> None:
     """Every figure is there, and a drafter, which short outputs may not want, is as far away as was asked for."""
     assert (summary["requests"], summary["errors"], summary["tokens"]) == (3, {}, 24)
     assert all(summary[name]["count"] > 0 for name in LATENCIES)
-    assert (summary["front_ms"] is None) == (summary["way"] == "in process")
     assert summary["tokens_per_pass"] >= 1
     assert summary["between_chunks_ms"]["count"] == 3 * 7
     target, *drafters = summary["hops"]
@@ -125,16 +111,12 @@ def assert_measured(summary: dict[str, Any]) -> None:
 
 
 def test_a_server_that_is_not_there(cli: Cli) -> None:
-    for address in (("--url", "http://127.0.0.1:9"), ("--server", "127.0.0.1:9")):
-        cli("loadtest", *address, "--requests", 1).failed("the first requests failed", 1)
+    cli("loadtest", "--url", "http://127.0.0.1:9", "--requests", 1).failed("the first requests failed", 1)
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--clients", "0"], "--clients must be "),
-        (["--requests", "0"], "--requests must be "),
-        (["--timeout", "0"], "--timeout must be "),
         (["--method", "nonsense"], "nonsense"),
         (["--temperature", "-1"], "temperature"),
         (["--delay-ms", "a"], "--delay-ms takes numbers"),
@@ -142,16 +124,7 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
         (["--prompts", "/nowhere"], "cannot read the prompts"),
         (["--json", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
         (["--url", "nowhere"], "--url must be such as"),
-        (["--server", "nowhere"], "--server must be HOST:PORT"),
-        (
-            ["--server", "127.0.0.1:9", "--compare"],
-            "--compare and --delay-ms need services that this command starts: leave out --url",
-        ),
-        (
-            ["--target", "127.0.0.1:9", "--delay-ms", "0"],
-            "--compare and --delay-ms need services that this command starts: leave out --url",
-        ),
-        (["--drafter", "127.0.0.1:9"], "--drafter has an address and --target has none"),
+        (["--url", "http://a", "--delay-ms", "0"], "--delay-ms needs services that this command starts"),
     ],
 )
 def test_wrong_options(cli: Cli, options: list[str], complaint: str) -> None:

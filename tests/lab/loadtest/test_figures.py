@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.lab.loadtest.figures import Added, LoadRun, Repetitions
-from crossdraft.lab.outputs import Spread
+from crossdraft.lab.loadtest.figures import LoadRun
+from crossdraft.lab.outputs import Output, Spread
 from crossdraft.types.messages import Pass, PassDone
 from crossdraft.types.statistics import BOUNDS, COARSE, Trips
 from crossdraft.types.trees import TokenTree
 from tests.client.test_measurements import measured
-from tests.lab.loadtest.values import FAILED, FIGURES, TARGET, WHOLE, at
+from tests.lab.loadtest.values import FAILED, FIGURES, TARGET, WHOLE
 
 
-def summary_of(repetitions: Repetitions) -> LoadRun:
-    return LoadRun.of("HTTP", None, repetitions)
+def summary_of(*outputs: Output) -> LoadRun:
+    return LoadRun.of(None, outputs)
 
 
 def near(found: Spread | None, *wanted: float) -> None:
@@ -24,7 +24,7 @@ def near(found: Spread | None, *wanted: float) -> None:
 
 
 def test_latencies_of_one_request() -> None:
-    found = summary_of([[WHOLE]])
+    found = summary_of(WHOLE)
     near(found.first_token_ms, 1, *[100] * 4)
     near(found.between_chunks_ms, 3, 100, 100, 180, 198)  # 100, 0 and 200
     near(found.per_token_ms, 1, *[100] * 4)  # 300 for three
@@ -37,29 +37,29 @@ def test_latencies_of_one_request() -> None:
 def test_errors_are_counted_by_kind_and_have_no_latencies() -> None:
     cut = replace(WHOLE, asked=10.5, error="broken off")
     silent = replace(WHOLE, moments=(), made=())
-    found = summary_of([[WHOLE, FAILED, cut, silent]])
+    found = summary_of(WHOLE, FAILED, cut, silent)
     assert found.errors == {"HTTP 429": 1, "broken off": 1, "no token": 1}
     near(found.end_to_end_ms, 1, *[500] * 4)
     assert (found.tokens, found.seconds) == (4, pytest.approx(2.5))  # until the end of the one that failed
-    nothing = summary_of([[FAILED]])
+    nothing = summary_of(FAILED)
     assert (nothing.first_token_ms, nothing.acceptance, nothing.hops, nothing.tokens_per_second) == (None, None, (), 0)
 
 
 def test_a_single_token_has_no_time_per_token() -> None:
     short = replace(WHOLE, moments=(10.1,), made=(), figures=replace(FIGURES, tokens=1))
-    found = summary_of([[short]])
+    found = summary_of(short)
     assert (found.per_token_ms, found.between_chunks_ms, found.front_ms) == (None, None, None)
 
 
 def test_acceptance_is_of_all_outputs_together() -> None:
     other = replace(WHOLE, figures=replace(FIGURES, judged_at=(2, 2, 1), accepted_at=(1, 1, 0), accepted=4))
-    found = summary_of([[WHOLE, other]])
+    found = summary_of(WHOLE, other)
     assert (found.acceptance, found.tokens_per_pass) == (6 / 8, 2.0)
     assert found.places == (3 / 4, 1 / 3, 0.0)
 
 
 def test_hops_say_where_round_trips_went() -> None:
-    target, drafter = summary_of([[WHOLE, WHOLE]]).hops
+    target, drafter = summary_of(WHOLE, WHOLE).hops
     assert (target.role, target.questions, target.questions_per_token) == ("target", 8, 1.0)
     near(target.round_trip_ms, 8, 4, 4.875, 4.975, 4.9975)
     assert (target.queueing_ms, target.wire_ms) == pytest.approx((1.0, 3.0))
@@ -71,24 +71,8 @@ def test_hops_say_where_round_trips_went() -> None:
 
 def test_a_lane_without_questions_has_no_round_trip() -> None:
     idle = replace(TARGET, trips=Trips())
-    found = summary_of([[replace(WHOLE, figures=replace(FIGURES, lanes=(idle,)))]]).hops
+    found = summary_of(replace(WHOLE, figures=replace(FIGURES, lanes=(idle,)))).hops
     assert [(hop.role, hop.questions, hop.round_trip_ms) for hop in found] == [("target", 0, None)]
-
-
-def test_repetitions_follow_on_one_another() -> None:
-    once, again = [at(0.0, 1.0)], [at(100.0, 2.0)]
-    found = summary_of([once, again])
-    assert (found.requests, found.seconds) == (2, pytest.approx(3.0))
-
-
-def test_what_a_way_adds_is_found_in_pairs() -> None:
-    direct = [[at(0.0, 1.0), at(1.0, 2.0)], [at(5.0, 1.0), at(6.0, 1.0)]]
-    front = [[at(0.0, 1.4), at(1.0, 2.2)], [at(9.0, 1.0), replace(at(9.0, 9.0), error="HTTP 500")]]
-    found = Added.by(front, direct)
-    assert LoadRun.of("HTTP", None, front, direct).added == found
-    near(found.end_to_end_ms, 3, 200, 200, 360, 396)  # 400, 200 and 0
-    near(found.per_token_ms, 3, 100, 100, 180, 198)
-    assert found.per_token_ratio == pytest.approx(1.1)
 
 
 def test_a_spread_of_known_values() -> None:

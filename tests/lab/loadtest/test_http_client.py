@@ -10,14 +10,12 @@ import pytest
 
 from crossdraft.cli.processes import base_url
 from crossdraft.cli.running import UsageError
-from crossdraft.client import GenerationRequest
 from crossdraft.lab.loadtest import clients
-from crossdraft.lab.loadtest.clients import Chunk, RequestFailedError, Stream, body_of, http_stream
-from crossdraft.lab.outputs import Costs, OutputFigures
-from crossdraft.rpc.generation import Generate
+from crossdraft.lab.loadtest.clients import RequestFailedError, Stream, http_stream
+from crossdraft.lab.outputs import OutputFigures
 from crossdraft.types.statistics import LaneFigures, Trips
 
-REQUEST = Generate(GenerationRequest("def f(", max_tokens=8))
+REQUEST = {"prompt": "def f(", "max_tokens": 8}
 
 
 def event(value: object) -> bytes:
@@ -86,7 +84,7 @@ async def asking(server: Server, key: str = "") -> AsyncIterator[Stream]:
         yield client
 
 
-async def heard(stream: Stream) -> list[Chunk | Costs]:
+async def heard(stream: Stream) -> list[float | OutputFigures]:
     return [one async for one in stream(REQUEST)]
 
 
@@ -94,10 +92,10 @@ async def test_a_stream_with_a_trace() -> None:
     server = Server(*STREAM)
     async with asking(server, "secret") as client:
         first, second, end = await heard(client)
-    assert (first, second, end) == (Chunk(0.0025), Chunk(0.005), FIGURES)
+    assert (first, second, end) == (0.0025, 0.005, FIGURES)
     assert server.heads[0].startswith("POST /v1/completions HTTP/1.1\r\n")
     assert "Authorization: Bearer secret" in server.heads[0]
-    assert server.bodies == [body_of(REQUEST)]
+    assert server.bodies == [REQUEST]
 
 
 async def test_events_may_be_cut_anywhere() -> None:

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from crossdraft.client import GenerationRequest
-from crossdraft.lab.loadtest.benchmark import requests_over
-from crossdraft.lab.loadtest.clients import TIMED_OUT, Chunk, Pieces, RequestFailedError, send
+from crossdraft.lab.loadtest.clients import TIMED_OUT, Body, Pieces, RequestFailedError, send
 from crossdraft.lab.outputs import Output
 from crossdraft.lab.workload import gathered
-from crossdraft.rpc.generation import Generate
 from tests.lab.loadtest.values import FIGURES
 
-REQUESTS = requests_over("abcdef", 6, Generate(GenerationRequest("x")), 0)
+REQUESTS = [{"prompt": one} for one in "abcdef"]
 
 
 class Jumping(selectors.DefaultSelector):
@@ -54,8 +51,8 @@ class Timed:
     failing: dict[str, Exception] = field(default_factory=dict)
     ended: int = 0
 
-    async def stream(self, asked: Generate) -> Pieces:
-        prompt = str(asked.request.prompt)
+    async def stream(self, asked: Body) -> Pieces:
+        prompt = str(asked["prompt"])
         self.seen.append(prompt)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -64,7 +61,7 @@ class Timed:
                 await asyncio.sleep(self.each)
                 if prompt in self.failing:
                     raise self.failing[prompt]
-                yield Chunk(0.25)
+                yield 0.25
             yield replace(FIGURES, tokens=2)
         finally:
             self.under_way -= 1

@@ -14,8 +14,3 @@ FIGURES = OutputFigures(
 # Asked at 10; tokens after 0.1, 0.2, 0.2 and 0.4 s; its end 0.1 s after the last.
 WHOLE = Output(asked=10.0, moments=(10.1, 10.2, 10.2, 10.4), ended=10.5, made=(0.09, 0.18, 0.18, 0.37), figures=FIGURES)
 FAILED = replace(WHOLE, asked=11.0, moments=(), ended=12.5, made=(), error="HTTP 429", fault="no room", figures=None)
-
-
-def at(asked: float, took: float) -> Output:
-    """An output with two tokens, the last one with its end."""
-    return Output(asked, (asked + took / 2, asked + took), asked + took)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from crossdraft.client.api import addresses_of
 from crossdraft.integrations.vllm.exactness import Sampling, ensure_exact
 from crossdraft.integrations.vllm.logs import show
 from crossdraft.integrations.vllm.proposals import Proposals
@@ -65,24 +66,20 @@ class Options:
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> "Options":
-        drafters = tuple(filter(None, map(str.strip, environment.get("CROSSDRAFT_DRAFTER", "").split(","))))
+        given = environment.get("CROSSDRAFT_DRAFTER", "")
+        drafters = addresses_of(given)
         if not drafters or not all(_is_address(one) for one in drafters):
             raise ValueError(
                 "set CROSSDRAFT_DRAFTER to the address of a drafter service, HOST:PORT, or to several with commas "
-                f"between them, without http:// and without a name; it is {environment.get('CROSSDRAFT_DRAFTER', '')!r}"
+                f"between them, without http:// and without a name; it is {given!r}"
             )
         names = [f"CROSSDRAFT_TLS_{name}" for name in ("CA", "CERT", "KEY")]
         files = [Path(environment[name]) for name in names if environment.get(name)]
         if files and len(files) < len(names):
             raise ValueError(f"set all of {', '.join(names)}, or none: without them connections are plaintext")
-        return Options(
-            drafters,
-            TlsFiles(*files) if files else None,
-            _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 20.0) / 1000,
-            _flag("CROSSDRAFT_ASSUME_GREEDY", environment),
-            _flag("CROSSDRAFT_ANY_VLLM", environment),
-            _flag("CROSSDRAFT_ALWAYS_DRAFT", environment),
-        )
+        wait = _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 20.0) / 1000
+        flags = (_flag(f"CROSSDRAFT_{name}", environment) for name in ("ASSUME_GREEDY", "ANY_VLLM", "ALWAYS_DRAFT"))
+        return Options(drafters, TlsFiles(*files) if files else None, wait, *flags)
 
 
 def _is_address(text: str) -> bool:
@@ -126,10 +123,7 @@ def check_version(installed: str, any_version: bool) -> None:
 
 
 def share(group: Group, drafts: Drafts | None) -> Drafts:
-    """Rank 0's drafts, on every rank of a group.
-
-    vLLM calls the proposer on each rank, and all must propose the same tokens. Only rank 0 has any.
-    """
+    """Rank 0's drafts, on every rank of a group: vLLM calls the proposer on each, and all must propose the same."""
     if group.world_size == 1:
         assert drafts is not None
         return drafts

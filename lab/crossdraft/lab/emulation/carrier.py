@@ -10,7 +10,7 @@ keeps it open or a process started in it lives, and the devices end with this pr
 
 `relays`, where namespaces are not allowed: hosts are only names. Their services run on this machine's loopback, and are
 reached through a port of this process, which delays the bytes of TCP connections, but not handshakes and
-acknowledgements.
+acknowledgements. Their links cannot be cut.
 
 The process ends with its standard input.
 """
@@ -26,10 +26,11 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
-from crossdraft.lab.emulation.network import DelayLine, HostNamespace, Shape, run_in_real_time, say, write_places
+from crossdraft.lab.emulation.network import DelayLine, HostNamespace, Shape, run_in_real_time
 
 MTU = 65_000  # bytes: few packets, as each costs this process some work
 QUEUED = 5_000  # packets that a device keeps for a reader that is behind
@@ -176,98 +177,48 @@ def _free_network() -> str:
 
 LOOPBACK = "127.0.0.1"
 PIECE = 65_536  # bytes read at once
-PIECES = 256  # on their way in one direction; then the sender has to wait, as with TCP
-Stamped = tuple[float, bytes]  # when the piece is due; an empty one: the end
-
-
-class Relayed:
-    """The link to one host, and the servers that stand for its services."""
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        self._open = asyncio.Event()
-        self._open.set()
-        self._servers: dict[str, asyncio.Server] = {}  # by the address that is reached through them
-
-    def reshape(self, shape: Shape) -> None:
-        """Takes effect for what enters from now on. What is on its way when the link is cut arrives when it heals."""
-        self.shape = shape
-        if shape.cut:
-            self._open.clear()
-        else:
-            self._open.set()
-
-    async def through(self, address: str) -> str:
-        """A port of this process that leads to `address`."""
-        if address not in self._servers:
-            host, _, port = address.rpartition(":")
-
-            async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await self._join(reader, writer, host, int(port))
-
-            self._servers[address] = await asyncio.start_server(connected, LOOPBACK)
-        return f"{LOOPBACK}:{self._servers[address].sockets[0].getsockname()[1]}"
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
-        try:
-            await self._open.wait()
-            far_reader, far_writer = await asyncio.open_connection(host, port)
-        except OSError:
-            writer.transport.abort()
-            return
-        try:
-            await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
-        except OSError:  # either end is gone: so is the other
-            pass
-        finally:
-            writer.transport.abort()
-            far_writer.transport.abort()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One direction, until the sender has ended and everything is delivered; raises OSError if an end is lost."""
-        pieces: asyncio.Queue[Stamped] = asyncio.Queue(PIECES)
-        taking = asyncio.ensure_future(self._take(reader, pieces))
-        try:
-            await self._deliver(pieces, writer)
-            await taking
-        finally:
-            taking.cancel()
-
-    async def _take(self, reader: asyncio.StreamReader, pieces: asyncio.Queue[Stamped]) -> None:
-        loop, line, piece = asyncio.get_running_loop(), DelayLine(), b"more"
-        while piece:
-            try:
-                piece = await reader.read(PIECE)
-            except OSError:
-                piece = b""
-            await pieces.put((line.due(loop.time(), self.shape.delay_ms), piece))
-
-    async def _deliver(self, pieces: asyncio.Queue[Stamped], writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due, piece = await pieces.get()
-            if due > loop.time():
-                await asyncio.sleep(due - loop.time())
-            await self._open.wait()
-            if not piece:
-                writer.write_eof()
-                return
-            writer.write(piece)
-            await writer.drain()
 
 
 class Relays:
     """Hosts on loopback."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._links = {name: Relayed(Shape(name)) for name in names}
         self.places = dict.fromkeys(names, HostNamespace((), LOOPBACK))
+        self._delays = dict.fromkeys(names, 0.0)  # ms
+        self._servers: dict[str, asyncio.Server] = {}  # by the address that is reached through them
 
     async def obey(self, shape: Shape) -> str:
-        """As `Switch.obey`; what is on its way when a link is cut arrives when it heals."""
-        link = self._links[shape.host]
-        link.reshape(shape)
-        return await link.through(shape.service) if shape.service else ""
+        """Takes effect for what enters from now on."""
+        self._delays[shape.host] = shape.delay_ms
+        if shape.service and shape.service not in self._servers:
+            host, _, port = shape.service.rpartition(":")
+            joined = partial(self._join, shape.host, host, int(port))
+            self._servers[shape.service] = await asyncio.start_server(joined, LOOPBACK)
+        found = self._servers.get(shape.service)
+        return "" if found is None else f"{LOOPBACK}:{found.sockets[0].getsockname()[1]}"
+
+    async def _join(
+        self, name: str, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        ends = [writer]
+        try:
+            far_reader, far_writer = await asyncio.open_connection(host, port)
+            ends.append(far_writer)
+            await asyncio.gather(self._carry(name, reader, far_writer), self._carry(name, far_reader, writer))
+        except OSError:  # either end is gone: so is the other
+            pass
+        finally:
+            for end in ends:
+                end.close()
+
+    async def _carry(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One direction, until the sender has ended and everything is delivered; raises OSError if it is lost."""
+        loop, line, ended = asyncio.get_running_loop(), DelayLine(), asyncio.Event()
+        while piece := await reader.read(PIECE):
+            loop.call_at(line.due(loop.time(), self._delays[name]), writer.write, piece)
+        loop.call_at(line.due(loop.time(), self._delays[name]), ended.set)
+        await ended.wait()
+        writer.write_eof()
 
 
 # The process.
@@ -279,10 +230,9 @@ async def _serve(kind: str, names: Sequence[str]) -> None:
     run_in_real_time()
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    say(write_places(carried.places))
+    print(json.dumps({name: asdict(place) for name, place in carried.places.items()}), flush=True)
     while line := await orders.readline():
-        answer = await carried.obey(Shape(**json.loads(line)))
-        say(answer.encode() + b"\n")
+        print(await carried.obey(Shape(**json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
+from crossdraft.cli.processes import END_SECONDS, ended, launched
+
 CARRIER = "crossdraft.lab.emulation.carrier"
 READY_SECONDS = 30.0  # for Python to start on a busy machine
-END_SECONDS = 5.0
 MILLISECONDS = 1000.0
 
 
@@ -61,23 +62,6 @@ class HostNamespace:
 
     prefix: tuple[str, ...]  # put before a command
     listen: str  # the address that its services listen on
-
-
-def write_places(places: dict[str, HostNamespace]) -> bytes:
-    """The first line of a process that carries traffic."""
-    return json.dumps({name: asdict(place) for name, place in places.items()}).encode() + b"\n"
-
-
-def read_places(line: bytes) -> dict[str, HostNamespace]:
-    """The inverse of `write_places`."""
-    found: dict[str, Any] = json.loads(line)
-    return {name: HostNamespace(tuple(one["prefix"]), one["listen"]) for name, one in found.items()}
-
-
-def say(line: bytes) -> None:
-    """Writes a line on stdout, from the process that carries traffic."""
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
 
 
 def run_in_real_time() -> None:
@@ -126,7 +110,9 @@ class EmulatedHost:
         await self._reshape(replace(self.shape, delay_ms=milliseconds))
 
     async def cut(self) -> None:
-        """Nothing passes from now on, and neither side is told."""
+        """Nothing passes from now on, and neither side is told; raises NoEmulationError of a relayed host."""
+        if not self.place.prefix:
+            raise NoEmulationError("only links between namespaces can be cut")
         await self._reshape(replace(self.shape, cut=True))
 
     async def heal(self) -> None:
@@ -142,8 +128,10 @@ class EmulatedHost:
         self.shape = shape
 
 
-@asynccontextmanager
-async def hosts(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
+Links = AbstractAsyncContextManager[Mapping[str, EmulatedHost]]
+
+
+def hosts(names: Sequence[str]) -> Links:
     """Network namespaces joined by a switch, for the time of the block.
 
     Commands run on a host with `link.place.prefix` before them, and must listen on `link.place.listen`.
@@ -153,15 +141,12 @@ async def hosts(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost
     """
     if shutil.which("nsenter") is None:
         raise NoEmulationError("there is no nsenter (util-linux)")
-    async with _carried("switch", names) as links:
-        yield links
+    return _carried("switch", names)
 
 
-@asynccontextmanager
-async def relays(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
+def relays(names: Sequence[str]) -> Links:
     """The same over loopback: each service is reached through a relay that keeps its bytes for a while."""
-    async with _carried("relays", names) as links:
-        yield links
+    return _carried("relays", names)
 
 
 @asynccontextmanager
@@ -177,17 +162,14 @@ async def network(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHo
 
 @asynccontextmanager
 async def _carried(kind: str, names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
-    pipe = asyncio.subprocess.PIPE
     with tempfile.TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", CARRIER, kind, *names), stdin=pipe, stdout=pipe, stderr=log, start_new_session=True
-        )
+        process = await launched((sys.executable, "-m", CARRIER, kind, *names), stderr=log)
         try:
             places = await _places(process, log)
             carrier = Carrier(process, asyncio.Lock())
             yield {name: EmulatedHost(name, place, carrier) for name, place in places.items()}
         finally:
-            await asyncio.shield(_end(process))
+            await asyncio.shield(ended(process, END_SECONDS))
 
 
 async def _places(process: asyncio.subprocess.Process, log: IO[bytes]) -> Mapping[str, HostNamespace]:
@@ -195,18 +177,9 @@ async def _places(process: asyncio.subprocess.Process, log: IO[bytes]) -> Mappin
     with suppress(TimeoutError):
         line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
         if line:
-            return read_places(line)
+            found: dict[str, Any] = json.loads(line)
+            return {name: HostNamespace(tuple(one["prefix"]), one["listen"]) for name, one in found.items()}
         log.seek(0)
         words = log.read().decode("utf-8", "replace").strip().splitlines()
         raise NoEmulationError(words[-1] if words else "it said nothing")
     raise NoEmulationError(f"the network is not ready after {READY_SECONDS:.0f} s")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), END_SECONDS)
-    except TimeoutError:
-        process.kill()
-        await process.wait()

@@ -148,14 +148,6 @@ def _window(count: int, tokens: tuple[int, ...]) -> int:
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") % WINDOWS
 
 
-@dataclass(frozen=True)
-class Clock:
-    """Seconds that pass while a thread sleeps."""
-
-    now: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep  # in the model thread only: it stands for a device that is busy
-
-
 class Paced:
     """A step that takes at least what its pace says; the rest is slept where it is called."""
 
@@ -164,23 +156,24 @@ class Paced:
         pace: Pace,
         remaining: Callable[[ForwardRequest], int],  # as `Engine.remaining`
         step: StepFunction,
-        clock: Clock = Clock(),
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,  # in the model thread only: it stands for a device that is busy
     ) -> None:
-        self._pace, self._remaining, self._step, self._clock = pace, remaining, step, clock
+        self._pace, self._remaining, self._step, self._now, self._sleep = pace, remaining, step, now, sleep
         self._known: OrderedDict[Hashable, int] = OrderedDict()  # tokens of a session's text at its last result
 
     def __call__(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
         """The step's results; raises what it raises."""
-        began = self._clock.now()
+        began = self._now()
         tokens = sum(map(self._counted, scheduled))
         found = self._step(scheduled)
         for one, logits in zip(scheduled, found, strict=True):
             if logits is not None:
                 self._remember(one.request)
         if tokens or any(logits is not None for logits in found):
-            rest = began + self._pace.seconds(tokens) - self._clock.now()
+            rest = began + self._pace.seconds(tokens) - self._now()
             if rest > 0:
-                self._clock.sleep(rest)
+                self._sleep(rest)
         return found
 
     def _counted(self, one: ScheduledRequest) -> int:

@@ -1,6 +1,6 @@
-"""What a load test sends, over HTTP, over gRPC, or to services by a pipeline in this process; when replies came.
+"""What a load test sends, and when replies came.
 
-HTTP needs aiohttp, which the extra `http` installs: with 32 streams it hands over a chunk of a reply 1 ms after it was
+It needs aiohttp, which the extra `http` installs: with 32 streams it hands over a chunk of a reply 1 ms after it was
 sent, HTTPX after 4 ms (medians on loopback), and the moment of each token counts. All moments are seconds of one clock.
 """
 
@@ -9,16 +9,10 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from crossdraft.client import Generation, RequestError
-from crossdraft.lab.outputs import MILLISECONDS, Costs, Output, OutputFigures
-from crossdraft.rpc.errors import ServiceError, name_of
-from crossdraft.rpc.generation import Generate
-from crossdraft.serving.grpc_client import RemoteGeneration
-from crossdraft.types.request import Overlap
+from crossdraft.lab.outputs import MILLISECONDS, Output, OutputFigures
 
 DONE = "[DONE]"
 TIMED_OUT, NO_CONNECTION, BROKEN_OFF, BAD_EVENT = "timed out", "no connection", "broken off", "bad event"  # errors
@@ -26,13 +20,6 @@ LONGEST_LINE = 2**21  # bytes of a line of a stream
 LONGEST_ERROR = 1000  # bytes of a refusal's body that are reported
 # Compressed streams would come in blocks and not token by token.
 HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity", "User-Agent": "crossdraft-loadtest"}
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of the output that has a token."""
-
-    made: float | None = None  # seconds from when the server had read the request until it was made; None: not said
 
 
 class RequestFailedError(Exception):
@@ -43,48 +30,34 @@ class RequestFailedError(Exception):
         self.kind = kind
 
 
-Pieces = AsyncGenerator[Chunk | Costs, None]
-# A way to have an output made: its chunks as they come, then what it cost. Closing it early cancels the request. It
-# raises RequestFailedError.
-Stream = Callable[[Generate], Pieces]
+Body = dict[str, Any]  # of a request
+# Of an output: for each chunk that has a token the seconds from when the server had read the request until it was made,
+# as these come; then what the output cost.
+Pieces = AsyncGenerator[float | OutputFigures, None]
+Stream = Callable[[Body], Pieces]  # has an output made; closing it early cancels that. It raises RequestFailedError.
 
 
 async def send(
-    stream: Stream, asked: Generate, timeout_seconds: float, now: Callable[[], float] = time.monotonic
+    stream: Stream, asked: Body, timeout_seconds: float, now: Callable[[], float] = time.monotonic
 ) -> Output:
     """Sends a request and waits for its end, so long at most."""
     sent, error, fault = now(), "", ""
     chunks: list[float] = []
     made: list[float] = []
-    figures: Costs | None = None
+    figures: OutputFigures | None = None
     try:
         async with asyncio.timeout(timeout_seconds), aclosing(stream(asked)) as pieces:
             async for one in pieces:
-                if isinstance(one, Chunk):
-                    chunks.append(now())
-                    made += [] if one.made is None else [one.made]
-                else:
+                if isinstance(one, OutputFigures):
                     figures = one
+                else:
+                    chunks.append(now())
+                    made.append(one)
     except TimeoutError:
         error, fault = TIMED_OUT, f"no end after {timeout_seconds:g} s"
     except RequestFailedError as failure:
         error, fault = failure.kind, str(failure)
     return Output(sent, tuple(chunks), now(), (), figures, tuple(made), error, fault)
-
-
-async def generated(begin: Callable[[Generate], Generation | RemoteGeneration], asked: Generate) -> Pieces:
-    """Over gRPC, or by a pipeline in this process."""
-    try:
-        async with begin(asked) as generation:
-            async for _ in generation:
-                made = generation.milliseconds[-1] / MILLISECONDS if isinstance(generation, RemoteGeneration) else None
-                yield Chunk(made)
-            assert generation.statistics is not None
-            yield generation.statistics
-    except RequestError as error:
-        raise RequestFailedError("bad request", str(error)) from error
-    except ServiceError as error:
-        raise RequestFailedError(name_of(error).replace("_", " "), str(error)) from error
 
 
 @asynccontextmanager
@@ -106,7 +79,7 @@ async def http_stream(base: str, key: str = "") -> AsyncIterator[Stream]:
         yield partial(_streamed, session, f"{base}/v1/completions")
 
 
-async def _streamed(session: Any, url: str, asked: Generate) -> Pieces:
+async def _streamed(session: Any, url: str, asked: Body) -> Pieces:
     """Raises RequestFailedError."""
     import aiohttp
     from aiohttp.http_exceptions import LineTooLong
@@ -114,7 +87,7 @@ async def _streamed(session: Any, url: str, asked: Generate) -> Pieces:
     figures: OutputFigures | None = None
     event = ""
     try:
-        async with session.post(url, json=body_of(asked), allow_redirects=False) as response:
+        async with session.post(url, json=asked, allow_redirects=False) as response:
             if response.status != 200:
                 text = (await response.read())[:LONGEST_ERROR].decode("utf-8", "replace")
                 raise RequestFailedError(f"HTTP {response.status}", text)
@@ -125,9 +98,10 @@ async def _streamed(session: Any, url: str, asked: Generate) -> Pieces:
                 if event == DONE:
                     break
                 piece = piece_in(json.loads(event))
-                if isinstance(piece, Chunk):
+                if isinstance(piece, OutputFigures):
+                    figures = piece
+                elif piece is not None:
                     yield piece
-                figures = piece if isinstance(piece, OutputFigures) else figures
     except aiohttp.ClientConnectorError as error:
         raise RequestFailedError(NO_CONNECTION, f"cannot connect to {url}: {error}") from error
     except aiohttp.ClientError as error:
@@ -144,31 +118,8 @@ async def _streamed(session: Any, url: str, asked: Generate) -> Pieces:
     yield figures
 
 
-def body_of(asked: Generate) -> dict[str, Any]:
-    """For the HTTP API."""
-    request = asked.request
-    lock_step = {"overlap": "off", "num_speculative_tokens": request.num_speculative_tokens}
-    speculative = {
-        "trace": True,
-        "method": request.method,
-        "drafter": "none" if asked.drafter == "" else asked.drafter,
-        **(lock_step if request.overlap is Overlap.OFF else {}),
-    }
-    body = {
-        "prompt": request.prompt,
-        "model": asked.model or None,
-        "max_tokens": request.max_tokens,
-        "temperature": request.options.temperature,
-        "seed": request.seed,
-        "ignore_eos": request.ignore_eos,
-        "stream": True,
-        "speculative": {name: value for name, value in speculative.items() if value is not None},
-    }
-    return {name: value for name, value in body.items() if value is not None}
-
-
-def piece_in(said: Mapping[str, Any]) -> Chunk | OutputFigures | None:
-    """What an event is: a token, or what the output cost.
+def piece_in(said: Mapping[str, Any]) -> float | OutputFigures | None:
+    """What an event is: a token, made so many seconds after the request was read, or what the output cost.
 
     Raises:
         RequestFailedError: it is an error of the server's.
@@ -182,7 +133,7 @@ def piece_in(said: Mapping[str, Any]) -> Chunk | OutputFigures | None:
     if statistics := trace.get("statistics"):
         found = statistics | {"lanes": [_lane(one) for one in statistics["lanes"]]}
         return TypeAdapter(OutputFigures).validate_python(found)
-    return Chunk(trace["milliseconds"] / MILLISECONDS) if trace.get("kind") else None
+    return float(trace["milliseconds"]) / MILLISECONDS if trace.get("kind") else None
 
 
 def _lane(given: Mapping[str, Any]) -> dict[str, Any]:

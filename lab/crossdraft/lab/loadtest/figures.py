@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
-from statistics import median
+from itertools import zip_longest
 from typing import Any
 
 from crossdraft.cli.measuring import Columns
@@ -13,7 +12,6 @@ from crossdraft.lab.outputs import MILLISECONDS, Costs, Latencies, Output, Sprea
 from crossdraft.types.statistics import BOUNDS
 
 ROLES = ("target", "drafter")
-Repetitions = Sequence[Sequence[Output]]  # of the same requests, each of at least one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,41 +64,15 @@ class Hop:
         )
 
 
-@dataclass(frozen=True)
-class Added:
-    """What a configuration takes longer than generation in this process, for requests that both answered; in ms."""
-
-    first_token_ms: Spread | None
-    per_token_ms: Spread | None  # of each request, for each token after the first
-    end_to_end_ms: Spread | None
-    per_token_ratio: float | None  # median over requests
-
-    @staticmethod
-    def by(made: Repetitions, others: Repetitions) -> "Added":
-        """Both have the same requests in the same order."""
-        both = (zip(one, other, strict=True) for one, other in zip(made, others, strict=True))
-        pairs = [(one, other) for one, other in chain.from_iterable(both) if one.ok and other.ok]
-        paces = [(one.per_token, other.per_token) for one, other in pairs]
-        known = [(one, other) for one, other in paces if one is not None and other is not None]
-        ratios = [one / other for one, other in known if other > 0]
-        return Added(
-            Spread.of((one.first_token - other.first_token for one, other in pairs)),
-            Spread.of((one - other for one, other in known)),
-            Spread.of((one.end_to_end - other.end_to_end for one, other in pairs)),
-            median(ratios) if ratios else None,
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadRun(Latencies):
-    """All figures of one configuration under one delay. Latencies are of requests without an error."""
+    """All figures under one delay. Latencies are of requests without an error."""
 
-    way: str  # the configuration: HTTP, gRPC, or in process
     delay_ms: float | None  # one way, on an emulated network; None: there is none
     requests: int
     errors: Mapping[str, int]  # by kind
     faults: Mapping[str, str]  # the text of the first one, by kind
-    seconds: float  # summed over repetitions
+    seconds: float  # from the first request to the last end
     tokens: int
     requests_per_second: float  # answered
     tokens_per_second: float
@@ -109,24 +81,21 @@ class LoadRun(Latencies):
     acceptance: float | None  # of the judged tokens
     places: tuple[float, ...]  # acceptance at each position of a round, given that all before were accepted
     hops: tuple[Hop, ...]
-    added: Added | None  # to generation in this process, if that was measured beside it
 
     @property
     def name(self) -> str:
-        return self.way if self.delay_ms is None else f"{self.way}, {self.delay_ms:g} ms"
+        return "HTTP" if self.delay_ms is None else f"{self.delay_ms:g} ms"
 
     @staticmethod
-    def of(way: str, delay_ms: float | None, repetitions: Repetitions, direct: Repetitions | None = None) -> "LoadRun":
-        """Of a configuration, and what it adds to another one."""
-        timelines = list(chain.from_iterable(repetitions))
-        answered, failed = ([one for one in timelines if one.ok == ok] for ok in (True, False))
-        seconds = sum(max(one.ended for one in each) - min(one.asked for one in each) for each in repetitions)
+    def of(delay_ms: float | None, outputs: Sequence[Output]) -> "LoadRun":
+        """Of at least one output."""
+        answered, failed = ([one for one in outputs if one.ok == ok] for ok in (True, False))
+        seconds = max(one.ended for one in outputs) - min(one.asked for one in outputs)
         tokens = sum(one.tokens for one in answered)
         figures = [one.figures for one in answered if one.figures is not None]
         return LoadRun(
-            way=way,
             delay_ms=delay_ms,
-            requests=len(timelines),
+            requests=len(outputs),
             errors=dict(sorted(Counter(one.error or "no token" for one in failed).items())),
             faults={one.error: one.fault for one in reversed(failed) if one.error},
             seconds=seconds,
@@ -134,10 +103,9 @@ class LoadRun(Latencies):
             tokens_per_second=share(tokens, seconds),
             requests_per_second=share(len(answered), seconds),
             **latencies_of(answered),
-            front_ms=Spread.of(way for one in answered for way in one.front),
+            front_ms=Spread.of(took for one in answered for took in one.front),
             **_acceptance([one for one in figures if one.passes]),
             hops=tuple(hop for role in ROLES if (hop := Hop.of(role, figures))),
-            added=None if direct is None else Added.by(repetitions, direct),
         )
 
 
@@ -193,10 +161,4 @@ HOP: Columns = {
     "time idle": lambda one: f"{one.idle_share:.0%}",
     "bytes a token": lambda one: f"{one.bytes_per_token:,.0f}",
     "sessions lost": lambda one: one.lost,
-}
-ADDED: Columns = {
-    "first token, ms": lambda one: one.first_token_ms or "",
-    "per token, ms": lambda one: one.per_token_ms or "",
-    "end to end, ms": lambda one: one.end_to_end_ms or "",
-    "time a token, as a ratio": lambda one: optional(one.per_token_ratio, ".3f"),
 }

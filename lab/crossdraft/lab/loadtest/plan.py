@@ -1,44 +1,23 @@
 """Options of the load test."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from crossdraft.config.commands import ModelNames, ServerKey
 from crossdraft.config.engine import STARTED, EngineOptions
-from crossdraft.config.fields import COMMAS, option
-from crossdraft.config.service import TlsOptions
+from crossdraft.config.fields import option
 
 PACE = "A {} over n tokens takes at least A + B n ms."
 TO_START = "{} to start: a folder, a hub id, or bundled:NAME."
 
 
-class Over(StrEnum):  # typer takes no list of literals
-    """Which API of a started server is tested."""
-
-    HTTP = "http"
-    GRPC = "grpc"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExistingServers(TlsOptions, ServerKey):
-    """Servers and services that run already."""
-
-    url: str = option("", "An HTTP server of crossdraft's to test, such as http://127.0.0.1:8000.")
-    server: str = option("", "A gRPC server to test.", metavar="HOST:PORT")
-    target: str = option("", "Targets, to test without a server: this process generates.", metavar="HOST:PORT,...")
-    drafter: str = option("", "Drafters, for --target.", metavar="HOST:PORT,...")
-
-
 @dataclass(frozen=True, kw_only=True)
 class StartedServices:
-    """What is started where no address is given."""
+    """What is started where no URL is given."""
 
     delay_ms: str | None = option(
         None, "Emulate a network with this one-way delay to the drafter; several are tested in turn.", metavar="MS,..."
     )
-    over: list[Over] = option([Over.HTTP], f"Which API of the started server is tested; {COMMAS}.")
-    compare: bool = option(False, "Compare with generation in this process, without a server.")
     target_model: str = option(ModelNames.target, TO_START.format("Target"))
     drafter_model: str = option(ModelNames.drafter, TO_START.format("Drafter"))
     pace_target: str | None = option(None, PACE.format("pass of the target"), metavar="A,B")
@@ -47,18 +26,17 @@ class StartedServices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadPlan:
+class LoadPlan(ServerKey):
     """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
 
-    Without --url, --server and --target it starts services and a server, and ends them afterwards.
+    Without --url it starts services and an HTTP server, and ends them afterwards.
     """
 
-    servers: ExistingServers = field(default_factory=ExistingServers)
+    url: str = option("", "A server of crossdraft's to test, such as http://127.0.0.1:8000.")
     services: StartedServices = field(default_factory=StartedServices)
     clients: int = option(2, "Clients that each wait for a reply before the next request.", min=1)
-    requests: int = option(24, "Requests for each API and delay.", min=1)
+    requests: int = option(24, "Requests for each delay.", min=1)
     warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
-    repeat: int = option(1, "Repetitions of all requests, alternating between the APIs.", min=1)
     timeout: float = option(120.0, "Seconds after which a request counts as failed.", min=0.001, max=86_400)
     seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
     prompts: Path | None = option(
