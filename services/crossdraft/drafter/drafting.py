@@ -18,7 +18,6 @@ from crossdraft.drafter.sampling import Draw, DrawSource
 from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
-from crossdraft.engine.paths import PathResult
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Draws, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
@@ -299,13 +298,13 @@ class Drafting:
         """The draft's next tokens."""
         state, forward = self._state, replace(self._tree.work([self._tip]), more=steps - 1)
         assert state.source.path is not None  # `_steps` has seen to it
-        found: PathResult = yield state.source.path(forward, self._draws, state.context.offset)
-        self._replies.waited(found.queued)
+        found, queued = yield from state.source.path(forward, self._draws, state.context.offset)
+        self._replies.waited(queued)
         if not self._epoch.over:
-            for token, distribution in found.drawn:
+            for token, distribution in found:
                 self._tree.grow(self._tip)
                 self._extend_draft(Draw(token, [], distribution))
-            state.context.append(*(token for token, _ in found.drawn))
+            state.context.append(*(token for token, _ in found))
 
     @property
     def _drafts(self) -> bool:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +12,14 @@ import numpy as np
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import matcher_of
 from crossdraft.engine.distributions import Columns, Logits, masked, narrowed
-from crossdraft.engine.paths import PathRequest
+from crossdraft.engine.model_thread import Job
+from crossdraft.engine.paths import draw_path
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     Clocks,
     Distribution,
     DistributionRequest,
+    Drawn,
     DrawRequest,
     Draws,
     Moment,
@@ -57,9 +60,9 @@ class DrawSource(ABC):
     """
 
     whose: Whose  # whose ids the draft tokens use
-    # (forward, draws, offset): for tokens from an offset on, letters since the start of the output. None: the text has
-    # to be looked at between them.
-    path: Callable[[ForwardRequest, Draws, int], PathRequest] | None = None
+    # (forward, draws, offset): as `draw_path`, for tokens from an offset on, in letters since the start of the output.
+    # None: the text has to be looked at between them.
+    path: Callable[[ForwardRequest, Draws, int], Job[tuple[list[Drawn], float]]] | None = None
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self.noise = noise
@@ -109,6 +112,7 @@ class DrawSource(ABC):
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         """The distributions that are drawn from, one of each row of logits (n, V), exactly as they travel."""
 
+    @abstractmethod
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
         """A draw from the distribution of each row of logits (n, V).
 
@@ -118,17 +122,12 @@ class DrawSource(ABC):
             offsets: of each row, in letters since the start of the output.
             besides: ids besides the draw that are wanted of the first row, the best first; fewer where there are fewer.
         """
-        found: list[Draw] = []
-        for distribution, offset in zip((yield from self.distributions(logits)), offsets, strict=True):
-            token, *others = draws.ranked(*distribution, offset, 0 if found else besides)
-            found.append(Draw(token, others, distribution))
-        return found
 
     def likeliest(
         self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int
     ) -> SamplerSteps[list[list[tuple[int, float]]]]:
         """After each row of logits (n, V) the ids that the target is likeliest to go on with, and their weights."""
-        rows = yield from TopRequest(*self._asked(logits, draws, offsets, count)).result()
+        rows = yield TopRequest(*self._asked(logits, draws, offsets, count))
         kept = self._running.kept
         return [[(column if kept is None else int(kept[column]), weight) for column, weight in row] for row in rows]
 
@@ -141,7 +140,7 @@ class DrawSource(ABC):
         return logits, self._opening.options, self._running.clocks, at, keyed, count, self._columns
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
-        found = yield from DistributionRequest(logits, self._opening.options, row_width, self._columns).result()
+        found = yield DistributionRequest(logits, self._opening.options, row_width, self._columns)
         return [(self._running.ids(columns), weights) for columns, weights in found]
 
 
@@ -159,31 +158,25 @@ class OwnTokens(DrawSource):
         return self._own_distributions(logits, self._opening.row_width)
 
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        if self._opening.row_width == 0:  # no distribution travels: it stays where the logits are
-            return (yield from self._ranked(logits, draws, offsets, besides))
-        found = yield from super().draw(logits, draws, offsets, besides)
-        if len(found[0].others) < besides:  # at temperature 0 a distribution has one id
-            (best,) = yield from self.likeliest(logits[:1], draws, offsets[:1], besides + 1)
-            found[0].others.extend(token for token, _ in best)
-        return found
+        found = yield DrawRequest(*self._asked(logits, draws, offsets, besides), self._opening.row_width)
+        if self._running.kept is None:
+            return [Draw(token, others, distribution) for (token, distribution), others in found]
+        return list(starmap(self._kept, found))
 
-    def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> PathRequest:
+    def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Drawn], float]]:
         opening = self._opening
         at = draws.at(offset)
-        return PathRequest(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
+        return draw_path(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
 
     def append(self, context: Context, token: int) -> None:
         context.append(token)
 
-    def _ranked(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        rows = yield DrawRequest(*self._asked(logits, draws, offsets, besides))
-        if self._running.kept is not None:
-            rows = map(self._ids, rows)
-        return [Draw(drawn, others) for drawn, *others in rows]
-
-    def _ids(self, columns: list[int]) -> list[int]:
-        found: list[int] = self._running.ids(np.array(columns, dtype=np.int64)).tolist()
-        return found
+    def _kept(self, drawn: Drawn, others: list[int]) -> Draw:
+        """A draw by ids, of one by columns."""
+        column, distribution = drawn
+        ids = self._running.ids
+        token, *others = ids(np.array([column, *others], dtype=np.int64)).tolist()
+        return Draw(token, others, distribution and (ids(distribution[0]), distribution[1]))
 
 
 class TargetTokens(DrawSource):
@@ -208,6 +201,11 @@ class TargetTokens(DrawSource):
         own = yield from self._own_distributions(logits, 0)
         found = (self._affinity.matrix.redistribute(*distribution) for distribution in own)
         return [narrowed(*self._tempered(*distribution), self._opening.row_width) for distribution in found]
+
+    def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
+        """Of the drafts of a target's tokens there are no branches: nothing is wanted besides."""
+        found = zip((yield from self.distributions(logits)), offsets, strict=True)
+        return [Draw(draws.noise.draw(*one, *draws.at(offset)), [], one) for one, offset in found]
 
     def _tempered(self, ids: Ids, weights: Probabilities) -> Distribution:
         """At the drafter's temperature."""

@@ -325,11 +325,52 @@ def _jit(function: Any) -> Any:
 
 
 @_jit
+def _seen(slots, firsts, limits, bases, lines):  # type: ignore[no-untyped-def]
+    """Which of some slots each row sees, (rows, slots), by its marks."""
+    nodes = slots[None] - bases[:, None]
+    bits = (lines[:, None] >> tl.minimum(tl.maximum(nodes, 0), 63)) & 1
+    before = (slots[None] >= firsts[:, None]) & (slots[None] < limits[:, None])
+    return before | ((nodes >= 0) & (nodes < 64) & (bits != 0))
+
+
+@_jit
+def _with_sink(peak, total, summed, sink):  # type: ignore[no-untyped-def]
+    """The same over one score more of each row, which has no value."""
+    higher = tl.maximum(peak, sink)
+    kept = tl.exp(peak - higher)
+    return total * kept + tl.exp(sink - higher), summed * kept[:, None]
+
+
+@_jit
+def _attended(  # type: ignore[no-untyped-def]
+    asked, key, value, begin, end, firsts, limits, bases, lines, scaling, softcap, width, out, key_slot, value_slot,
+    read: constexpr, wide_key: constexpr, wide_value: constexpr,
+):  # fmt: skip
+    """Of each row: the peak of the scores of slots from `begin` to `end`, the sum of their weights, and of values."""
+    key_places, value_places = tl.arange(0, wide_key), tl.arange(0, wide_value)
+    peak = tl.full((asked.shape[0],), -1e30, tl.float32)  # finite: rows that see nothing here have no NaN
+    total, summed = tl.zeros((asked.shape[0],), tl.float32), tl.zeros((asked.shape[0], wide_value), tl.float32)
+    for start in range(begin, end, read):
+        slots = start + tl.arange(0, read)
+        there = (slots < end)[:, None]  # others' slots may hold NaN, which no mask hides
+        keys = tl.load(key + (slots * key_slot)[:, None] + key_places, there & (key_places < width), 0.0)
+        scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scaling
+        if softcap > 0:
+            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
+        scores = tl.where(_seen(slots, firsts, limits, bases, lines), scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights, kept = tl.exp(scores - higher[:, None]), tl.exp(peak - higher)
+        peak, total = higher, total * kept + tl.sum(weights, 1)
+        values = tl.load(value + (slots * value_slot)[:, None] + value_places, there & (value_places < out), 0.0)
+        summed = summed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    return peak, total, summed
+
+
+@_jit
 def _attend_part(  # type: ignore[no-untyped-def]
     query, key, value, marks, sums, peaks, totals, sinks, found,
     scaling, softcap,
-    tokens, share, width, out,
-    query_head, query_token, key_head, key_slot, value_head, value_slot,
+    tokens, share, width, out, query_head, query_token, key_head, key_slot, value_head, value_slot,
     tile: constexpr, together: constexpr, read: constexpr,
     wide_key: constexpr, wide_value: constexpr, whole: constexpr, sinking: constexpr,
 ):  # fmt: skip
@@ -357,41 +398,18 @@ def _attend_part(  # type: ignore[no-untyped-def]
         if begin >= end:
             tl.store(totals + at, 0.0, live)
             return
-    limits = tl.load(mine + 3 * tokens, live, 0)
-    bases = tl.load(mine + 4 * tokens, live, 0)
+    limits, bases = tl.load(mine + 3 * tokens, live, 0), tl.load(mine + 4 * tokens, live, 0)
     lines = tl.load(mine + 5 * tokens, live, 0)
     key_places, value_places = tl.arange(0, wide_key), tl.arange(0, wide_value)
     at_query = heads * query_head + (token + rows // together) * query_token
     asked = tl.load(query + at_query[:, None] + key_places, live[:, None] & (key_places < width), 0.0)
-    peak = tl.full((tile * together,), -1e30, tl.float32)  # finite: rows that see nothing here have no NaN
-    total = tl.zeros((tile * together,), tl.float32)
-    summed = tl.zeros((tile * together, wide_value), tl.float32)
-    for start in range(begin, end, read):
-        slots = start + tl.arange(0, read)
-        there = (slots < end)[:, None]  # others' slots may hold NaN, which no mask hides
-        at_keys = (key_number * key_head + slots * key_slot)[:, None]
-        keys = tl.load(key + at_keys + key_places, there & (key_places < width), 0.0)
-        scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scaling
-        if softcap > 0:
-            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
-        nodes = slots[None] - bases[:, None]
-        bits = (lines[:, None] >> tl.minimum(tl.maximum(nodes, 0), 63)) & 1
-        seen = (slots[None] >= firsts[:, None]) & (slots[None] < limits[:, None])
-        seen |= (nodes >= 0) & (nodes < 64) & (bits != 0)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        kept = tl.exp(peak - higher)
-        peak, total = higher, total * kept + tl.sum(weights, 1)
-        at_values = (key_number * value_head + slots * value_slot)[:, None]
-        values = tl.load(value + at_values + value_places, there & (value_places < out), 0.0)
-        summed = summed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    peak, total, summed = _attended(
+        asked, key + key_number * key_head, value + key_number * value_head, begin, end, firsts, limits, bases, lines,
+        scaling, softcap, width, out, key_slot, value_slot, read, wide_key, wide_value,
+    )  # fmt: skip
     if whole:
         if sinking:
-            sink = tl.load(sinks + heads, live, 0.0).to(tl.float32)
-            higher = tl.maximum(peak, sink)
-            kept = tl.exp(peak - higher)
-            total, summed = total * kept + tl.exp(sink - higher), summed * kept[:, None]
+            total, summed = _with_sink(peak, total, summed, tl.load(sinks + heads, live, 0.0).to(tl.float32))
         result = (summed / tl.where(total != 0, total, 1.0)[:, None]).to(found.dtype.element_ty)  # not 0: NaN stays
         tl.store(found + at[:, None] * out + value_places, result, live[:, None] & (value_places < out))
     else:

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from crossdraft.engine.attention import write_slots
 from crossdraft.engine.device import available_memory, least, sent
-from crossdraft.engine.kv_cache_manager import UNIT, size_for
+from crossdraft.engine.kv_cache_manager import UNIT, SlotPool, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
 
 MIB = 1 << 20
@@ -120,7 +120,7 @@ class LayerShape:
     value: int  # width of a value
 
 
-class KVPool:
+class KVPool(SlotPool):
     """The slots of some layers, of which sessions have the same.
 
     Memory starts as zeros: a masked slot has weight zero, and zero times NaN is NaN. Layers whose keys or values have
@@ -132,11 +132,19 @@ class KVPool:
         dtype: of the model.
         device: of the model.
         ranks: processes that share the model, each with a cache for its heads.
+        kept: as `window` and `chunk` of `SlotPool`.
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device, ranks: int = 1
+        self,
+        shapes: Sequence[LayerShape],
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: int = 1,
+        *kept: int,
     ) -> None:
+        super().__init__(slots, *kept)
         self.slots, self.ranks = slots, ranks
         self.padding_slot = slots  # never read: where padding is written
         parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
@@ -149,7 +157,6 @@ class KVPool:
         self.keys, self.values = tensors[::2], tensors[1::2]
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copies `count` slots from `source` on to `target` and on."""
         apart = abs(source - target) >= count
         for block in self.blocks.values():
             copied = block[:, :, source : source + count]
@@ -160,7 +167,7 @@ class KVPool:
             block[:, :, start : start + count].zero_()
 
     def is_finite(self, start: int, count: int) -> bool:
-        """Whether slots hold finite numbers: a NaN in a tree also reaches the text's keys, masked or not.
+        """As of `SlotPool`: a NaN in a tree also reaches the text's keys, masked or not.
 
         The last layer is enough, as a NaN of any layer is in all layers after it.
         """
@@ -191,6 +198,7 @@ class KVCache(Cache):
             absorbing the expansion into queries would be code for one architecture.
         pool_of: of each layer, the number of the pool that it is in; None: there is one.
         ranks: processes that share the model, each with a cache for its heads.
+        kept: of the last pool, what `KVPool` takes of that name.
     """
 
     def __init__(
@@ -202,14 +210,14 @@ class KVCache(Cache):
         gathers: bool = False,
         pool_of: Sequence[int] | None = None,
         ranks: int = 1,
+        kept: Sequence[int] = (),
     ) -> None:
         super().__init__(layers=[])
         self.gathers, self.ranks = gathers, ranks
         self.pool_of = pool_of or [0] * len(shapes)
-        self.pools = [
-            KVPool([shape for shape, number in zip(shapes, self.pool_of, strict=True) if number == pool], *given)
-            for pool, given in enumerate((count, dtype, device, ranks) for count in slots)
-        ]
+        parts = [[shape for shape, of in zip(shapes, self.pool_of, strict=True) if of == n] for n in range(len(slots))]
+        self.pools = [KVPool(*given, dtype, device, ranks) for given in zip(parts[:-1], slots[:-1], strict=True)]
+        self.pools.append(KVPool(parts[-1], slots[-1], dtype, device, ranks, *kept))
         tensors = [zip(pool.keys, pool.values, strict=True) for pool in self.pools]
         self.keys, self.values = zip(*(next(tensors[number]) for number in self.pool_of), strict=True)
         self._mappings: Sequence[slice | Tensor] = ()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crossdraft.engine.device import Fetching, fetched, sent
+from crossdraft.engine.device import Fetching, sent
 from crossdraft.engine.distributions import (
     NOT_FINITE,
     Columns,
@@ -76,35 +76,6 @@ class Draws:
             return self.key, offset
         assert self.generator is not None
         return NoiseKey(int(self.generator.integers(1 << 64, dtype=np.uint64))), offset
-
-    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """One of `ids` (n,), drawn with its probability (n,), then those that came nearest to being drawn instead.
-
-        Args:
-            ids: distinct.
-            probabilities: with a sum of one.
-            offset: letters since the start of the output.
-            count: ids besides the draw, at most, the nearest first: those that arrive next in the same exponential
-                race, or without a key the most probable ones.
-        """
-        key, offset = self.at(offset)
-        drawn = self.noise.draw(ids, probabilities, key, offset)
-        if not count:
-            return [drawn]
-        possible = np.flatnonzero(probabilities > 0)
-        distances = -probabilities[possible]
-        if self.key is not None:
-            distances = -self.noise.exponentials(key, offset, ids[possible]) / distances
-        nearest: list[int] = ids[possible[_smallest(distances, 1 + count)]].tolist()
-        return [drawn, *[token for token in nearest if token != drawn][:count]]
-
-
-def _smallest(values: Probabilities, count: int) -> Ids:
-    """Indices of the smallest of some values (n,), at most `count`, the smallest first."""
-    if count >= len(values):
-        return np.argsort(values, kind="stable")
-    places = np.argpartition(values, count - 1)[:count]
-    return places[np.argsort(values[places], kind="stable")]
 
 
 class Moments(NamedTuple):
@@ -174,6 +145,13 @@ class Clocks:
 
     def _first(self, distributions: Tensor, at: Moments, columns: Tensor, places: Tensor | None) -> Tensor:
         """Which of a few columns (n, m) arrives first, the lower one where two arrive at once."""
+        arrivals = self.arrivals_of(distributions, at, columns)
+        tied = columns.masked_fill(arrivals > arrivals.amin(-1, keepdim=True), MOST_IDS)
+        first = tied.argmin(-1, keepdim=True)
+        return first if places is None else places.gather(-1, first)
+
+    def arrivals_of(self, distributions: Tensor, at: Moments, columns: Tensor) -> Tensor:
+        """When each of a few columns (n, m) arrives in the race that draws, exactly."""
         words: Any = self._hashes[columns]
         if self._on_host:
             words, moment = words.numpy(), moments(*(each.numpy() for each in at))
@@ -182,10 +160,7 @@ class Clocks:
         else:
             words = uniform_words(words, *(each[:, None] for each in moments(*at)))
             exponentials = exponentials_of(words, words.double())
-        arrivals = (exponentials / distributions).nan_to_num_(torch.inf, torch.inf)
-        tied = columns.masked_fill(arrivals > arrivals.amin(-1, keepdim=True), MOST_IDS)
-        first = tied.argmin(-1, keepdim=True)
-        return first if places is None else places.gather(-1, first)
+        return (exponentials / distributions).nan_to_num_(torch.inf, torch.inf)
 
     def arrivals(self, distributions: Tensor, at: Moments, columns: Tensor | None = None) -> Tensor:
         """When each id arrives in the race that draws, up to rounding: impossible ones never do.
@@ -229,7 +204,7 @@ class Clocks:
 class SamplerRequest(ABC, Generic[R]):
     """Asks for something about rows of logits. Requests of one kind run together, each as it would alone.
 
-    A job yields it, or better writes `yield from request.result()`.
+    A job yields it.
     """
 
     @property
@@ -249,14 +224,6 @@ class SamplerRequest(ABC, Generic[R]):
         Raises:
             ValueError: one of them has no result.
         """
-
-    def run(self, requests: Sequence[Self]) -> Sequence[R]:
-        """The same, with nothing else beside it."""
-        return fetched(self.launch(requests))
-
-    def result(self) -> "Generator[SamplerRequest[R], R, R]":
-        """Asks the model thread; returns the result."""
-        return (yield self)
 
 
 SamplerSteps = Generator[SamplerRequest[Any], Any, T]
@@ -302,7 +269,7 @@ def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
 
 
 @dataclass(frozen=True, eq=False)
-class _OfLogits(SamplerRequest[R]):
+class OfLogits(SamplerRequest[R]):
     logits: Tensor
 
     @property
@@ -395,6 +362,18 @@ def drawn_from(
     return places.gather(-1, first), distribution.gather(-1, first) > 0
 
 
+def drawn_with(
+    scores: Tensor, warping: Warping, width: int, clocks: Clocks, at: Moments | None, columns: Tensor | None, row: int
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """As `drawn_from`, of drafters: where rows have a width, drawn from these, which take the place of the second."""
+    if not row:
+        drawn, possible = drawn_from(scores, warping, width, clocks, at, columns)
+        return drawn, [possible]
+    weights, places = cut_distributions(scores, warping, row, width)
+    first = None if at is None else clocks.draw(weights, at, columns, places)
+    return places if first is None else places.gather(-1, first), [weights, places]
+
+
 @dataclass(frozen=True, eq=False)
 class RowRequest(_OfNodes[Found[Row]]):
     """The row of each node."""
@@ -419,7 +398,7 @@ class RowRequest(_OfNodes[Found[Row]]):
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreRequest(_OfLogits[Found[Sample]]):
+class ScoreRequest(OfLogits[Found[Sample]]):
     """The log-probability and the rank of a given id in each row, as a sample."""
 
     tokens: Sequence[int]  # one for each row
@@ -447,7 +426,7 @@ class ScoreRequest(_OfLogits[Found[Sample]]):
 
 
 @dataclass(frozen=True, eq=False)
-class _OfDrafter(_OfLogits[R]):
+class _OfDrafter(OfLogits[R]):
     """About what the drafter draws from each row."""
 
     options: SamplingOptions  # penalties and biases are not used
@@ -480,9 +459,14 @@ class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
         else:  # nothing is cut, and to order a whole vocabulary is slow
             (weights,) = yield (tempered(scores, warping),)
             places = np.broadcast_to(np.arange(weights.shape[-1]), weights.shape)
-        columns = places.astype(np.int64)
-        found = cut_rows(weights, columns if self.allowed is None else self.allowed.numbers[columns])
+        found = cut_rows(weights, numbers_of(places, self.allowed))
         return _split(found, [one.logits.shape[0] for one in requests])
+
+
+def numbers_of(places: Probabilities, allowed: Columns | None) -> Ids:
+    """The columns of logits that places among those that are allowed stand for."""
+    found = places.astype(np.int64)
+    return found if allowed is None else allowed.numbers[found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -507,12 +491,6 @@ class _Drawing(_OfDrafter[Sequence[T]]):
     def moments(self, requests: "Sequence[_Drawing[T]]") -> Moments:
         return Moments.of([at for one in requests for at in one.at], self.logits.device)
 
-    def numbers(self, places: Probabilities) -> list[list[int]]:
-        """The columns of logits that places among those that are allowed stand for."""
-        found = places.astype(np.int64)
-        numbers: list[list[int]] = (found if self.allowed is None else self.allowed.numbers[found]).tolist()
-        return numbers
-
 
 @dataclass(frozen=True, eq=False)
 class TopRequest(_Drawing[list[tuple[int, float]]]):
@@ -531,7 +509,7 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
         values, places = yield weights.topk(min(self.count, weights.shape[-1]))
         found = [
             [(column, value) for column, value in zip(*row, strict=True) if value > 0]
-            for row in zip(self.numbers(places), values.tolist(), strict=True)
+            for row in zip(numbers_of(places, self.allowed).tolist(), values.tolist(), strict=True)
         ]
         if not all(found):
             raise ValueError(NOT_FINITE)
@@ -549,40 +527,81 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
         return torch.where(warping.top_k == 1, scores.softmax(-1, dtype=torch.float64), distribution)
 
 
+Drawn = tuple[int, Distribution | None]  # a column or an id, and what it was drawn from, if that was wanted
+
+
 @dataclass(frozen=True, eq=False)
-class DrawRequest(_Drawing[list[int]]):
-    """A draw from the whole distribution of each row; for the first row also the `count` columns that came nearest to
-    being drawn, the nearest first."""
+class DrawRequest(_Drawing[tuple[Drawn, list[int]]]):
+    """A draw from each row; for the first row also the `count` columns that came nearest to being drawn, the nearest
+    first: those that arrive next in the same race, or without a key the likeliest, then what cannot be drawn."""
+
+    row_width: int = 0  # as in `DistributionRequest`; above 0 the distributions are wanted, too
+
+    @property
+    def kind(self) -> Hashable:
+        return super().kind, self.row_width
 
     @torch.inference_mode()
-    def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[list[int]]]]:
+    def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[tuple[Drawn, list[int]]]]]:
         """As in `SamplerRequest`; ValueError: logits are not finite."""
         sizes = [one.logits.shape[0] for one in requests]
         scores, warping, width = self.scores(requests, self.allowed)
         at = None if warping.greedy else self.moments(requests)
-        tensors = [*drawn_from(scores, warping, width, self.clocks, at, self.columns)]
+        drawn, own = drawn_with(scores, warping, width, self.clocks, at, self.columns, self.row_width)
         firsts = [*accumulate(sizes, initial=0)][:-1]
-        places, possible, *near = yield tensors + (self._nearest(scores, firsts, requests) if self.count else [])
-        if not possible.all():
-            raise ValueError(NOT_FINITE)
-        found = self.numbers(places)
-        for first, others, never in zip(firsts, self.numbers(near[0]), near[1].tolist(), strict=True) if near else ():
-            following = [column for column, out in zip(others, never, strict=True) if not out]
-            found[first] = list(dict.fromkeys([*found[first], *following]))[: 1 + self.count]
-        return _split(found, sizes)
+        near = self._nearest(scores, own, firsts, requests) if self.count else []
+        places, weights, *more = yield [drawn, *own, *near]
+        tokens, rows = drawn_rows(numbers_of(places, self.allowed)[:, 0], weights, more[: len(own) - 1], self.allowed)
+        others: list[list[int]] = [[] for _ in tokens]
+        nearest = (
+            zip(firsts, numbers_of(more[-2], self.allowed).tolist(), more[-1].tolist(), strict=True) if near else ()
+        )
+        for first, columns, out in nearest:
+            possible = [column for column, impossible in zip(columns, out, strict=True) if not impossible]
+            others[first] = list(dict.fromkeys([tokens[first], *possible]))[1 : 1 + self.count]
+        return _split([*zip(zip(tokens, rows, strict=True), others, strict=True)], sizes)
 
-    def _nearest(self, scores: Tensor, firsts: Sequence[int], requests: "Sequence[DrawRequest]") -> list[Tensor]:
+    def _nearest(
+        self, scores: Tensor, cut: Sequence[Tensor], firsts: Sequence[int], requests: "Sequence[DrawRequest]"
+    ) -> list[Tensor]:
         """Of the first row of each request the nearest columns, then the best; and which of them cannot be drawn."""
-        scores = scores[sent(torch.tensor(firsts), scores.device)]
+        at = sent(torch.tensor(firsts), scores.device)
+        scores, (weights, *places) = scores[at], [each[at] for each in cut]
         warping = Warping.of([one.options for one in requests], [1] * len(firsts), scores.device)
+        if not places and not warping.greedy:
+            weights = tempered(scores, warping)
         if warping.greedy:
-            distances = -scores
+            distances, places = -scores, []
         elif self.keyed:
-            at = Moments.of([one.at[0] for one in requests], scores.device)
-            distances = self.clocks.arrivals(tempered(scores, warping), at, self.columns)
+            moments = Moments.of([one.at[0] for one in requests], scores.device)
+            if places:
+                columns = places[0] if self.columns is None else self.columns[places[0]]
+                distances = self.clocks.arrivals_of(weights, moments, columns)
+            else:
+                distances = self.clocks.arrivals(weights, moments, self.columns)
         else:
-            distribution = tempered(scores, warping)
-            distances = -distribution.where(distribution > 0, -torch.inf)
+            distances = -weights.where(weights > 0, -torch.inf)
         count = min(1 + self.count, scores.shape[-1])
-        near, best = distances.topk(count, largest=False), scores.topk(count)
-        return [torch.cat([near.indices, best.indices], -1), torch.cat([near.values.isinf(), best.values.isinf()], -1)]
+        near, best = distances.topk(min(count, distances.shape[-1]), largest=False), scores.topk(count)
+        indices = places[0].gather(-1, near.indices) if places else near.indices
+        return [torch.cat([indices, best.indices], -1), torch.cat([near.values.isinf(), best.values.isinf()], -1)]
+
+
+def drawn_rows(
+    tokens: Ids,
+    weights: Probabilities,
+    places: Sequence[Probabilities],
+    allowed: Columns | None,
+    kept: Ids | None = None,
+) -> tuple[list[int], Sequence[Distribution | None]]:
+    """What was drawn of each row (n,), of what was fetched: weights and their places, or whether it was possible.
+
+    Raises:
+        ValueError: logits are not finite.
+    """
+    if not (weights[:, 0] > 0).all():
+        raise ValueError(NOT_FINITE)
+    if not places:
+        return tokens.tolist(), [None] * len(tokens)
+    columns = numbers_of(places[0], allowed)
+    return tokens.tolist(), cut_rows(weights, columns if kept is None else kept[columns])
