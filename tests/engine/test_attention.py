@@ -19,9 +19,11 @@ from crossdraft.engine.batch import ALONE, CALL, StepInputs, batch_of, grouped, 
 from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import ROOT, TokenTree, tree_of
+from tests.engine.taped import by_marks
 from tests.engine.tiny import examples
 
 CPU = torch.device("cpu")
+KERNEL = attention._by_kernel  # in its interpreter
 WINDOWS = (None, Window(5), Window(6, chunked=True))
 PLACES = 2048
 
@@ -136,7 +138,7 @@ def test_every_token_attends_to_what_its_marks_say(data: st.DataObject, padding:
 def test_the_kernel_does_too(data: st.DataObject, padding: int, parts: int) -> None:
     """In Triton's interpreter."""
     slices = sessions(data, most=3, longest=12)
-    with patch.object(attention, "_by_marks", attention._by_kernel), patch.object(attention, "PARTS", parts):
+    with patch.object(attention, "_by_kernel", KERNEL), patch.object(attention, "PARTS", parts):
         check(data, marks_of(slices, padding), slices, spoilt=True)
 
 
@@ -147,7 +149,7 @@ def test_the_kernel_hides_no_key_that_is_not_finite() -> None:
     key[:, 5] = torch.nan
     for sinks, parts in itertools.product((None, torch.zeros(2)), (1, 4)):
         with patch.object(attention, "PARTS", parts):
-            assert attention._by_kernel(query, key, value, marks, Scores(sinks=sinks)).isnan().all()
+            assert KERNEL(query, key, value, marks, Scores(sinks=sinks)).isnan().all()
 
 
 def test_keys_and_values_are_written_by_one_kernel() -> None:
@@ -173,8 +175,8 @@ def test_the_kernel_divides_a_long_context(dtype: torch.dtype, apart: float, par
     query = torch.randn(10, marks.shape[1], 24, generator=draw).to(dtype)
     how = Scores(sinks=torch.randn(10, generator=draw).to(dtype))
     with patch.object(attention, "PARTS", parts):
-        found = attention._by_kernel(query, key, value, marks, how)
-    torch.testing.assert_close(found, attention._by_marks(query, key, value, marks, how), atol=apart, rtol=0)
+        found = KERNEL(query, key, value, marks, how)
+    torch.testing.assert_close(found, by_marks(query, key, value, marks, how), atol=apart, rtol=0)
 
 
 FOR_A_GPU = """

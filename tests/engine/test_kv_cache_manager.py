@@ -129,7 +129,7 @@ class Cells(SlotPool):
         return -2 not in self.cells[start : start + count]
 
     def of(self, entry: CacheEntry) -> tuple[int, ...]:
-        start = entry.extent.start
+        start = entry.extents[0].start
         return tuple(self.cells[start : start + len(entry.cached.ids)])
 
 
@@ -140,9 +140,9 @@ def fed(cells: Cells, manager: KVCacheManager, request: Request) -> int:
     assert cells.of(entry) == entry.cached.ids
     shared = next((n for n, (a, b) in enumerate(zip(entry.cached.ids, request.context, strict=False)) if a != b), None)
     kept = min(len(entry.cached.ids), len(request.context)) if shared is None else shared
-    start, end = entry.extent.start, entry.extent.start + len(request.context) + len(request.tree)
+    start, end = entry.extents[0].start, entry.extents[0].start + len(request.context) + len(request.tree)
     session, own = str(request.session), start + len(entry.cached.ids)
-    assert set(cells.writers[own : entry.extent.end]) <= {None, session}  # masked places have nothing of others
+    assert set(cells.writers[own : entry.extents[0].end]) <= {None, session}  # masked places have nothing of others
     cells.cells[start + kept : end] = [*request.context[kept:], *request.tree.tokens]
     cells.writers[start:end] = [session] * (end - start)
     cells.writers[start:own] = [session] * (own - start)
@@ -226,7 +226,7 @@ def test_nobody_starts_with_what_are_no_numbers() -> None:
     assert fed(cells, manager, Request("a", text(100))) == 100
     first = manager.get("a")
     assert first is not None
-    cells.cells[first.extent.start + 70] = -2
+    cells.cells[first.extents[0].start + 70] = -2
     assert fed(cells, manager, Request("b", (*text(100), 9))) == 101
     manager.close("b")
     assert fed(cells, manager, Request("c", (*text(100), 9, 9))) == 1  # b's are numbers

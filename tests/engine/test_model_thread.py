@@ -59,7 +59,7 @@ def worker() -> Iterator[ModelThread]:
 def greedy_path(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
     options = SamplingOptions(temperature=0)
     found, _ = yield from draw_path(Request(session, ids, more=count - 1), options, CLOCKS, (NoiseKey(0), 0))
-    return (*ids, *(token for token, _ in found))
+    return (*ids, *(one.token for one in found))
 
 
 @pytest.mark.parametrize("make", [greedy, greedy_path])

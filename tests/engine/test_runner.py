@@ -101,7 +101,7 @@ DRAWS = {
 def drawn_path(session: str, ids: tuple[int, ...], count: int, options: SamplingOptions, clocks: Clocks) -> Job[Path]:
     at = (NoiseKey(len(ids)), 5)
     found, _ = yield from draw_path(Request(session, ids, more=count - 1), options, clocks, at)
-    return (*ids, *(token for token, _ in found))
+    return (*ids, *(one.token for one in found))
 
 
 @pytest.mark.parametrize("pruned", [False, True])
@@ -318,7 +318,7 @@ def test_captures_that_are_wrong_are_not_used(
 def test_a_kernel_that_does_not_run_is_not_used(
     llama: PreTrainedModel, error: type[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_by_marks", Mock(side_effect=error("out of shared memory")))
+    monkeypatch.setattr(attention, "_by_kernel", Mock(side_effect=error("out of shared memory")))
     engine = Engine(llama, graphs=True)
     assert engine.runner.graphs is None
     assert re.search("attention in one kernel is not used: .*out of shared memory", caplog.text)

@@ -110,11 +110,11 @@ def ranked(
     request = DrawRequest(LOGITS, options, CLOCKS, at, draws.key is not None, beside, allowed, row_width)
     (own,) = result(DistributionRequest(LOGITS, options, row_width, allowed))
     (found,) = result(request)
-    for (_, own_row), cut in zip([drawn for drawn, _ in found], own, strict=True):
+    for (_, own_row, _), cut in zip(found, own, strict=True):
         assert (own_row is not None) == (row_width > 0)
         for one, other in zip(own_row or (), cut, strict=False):
             np.testing.assert_array_equal(one, other)
-    return [[token, *others] for (token, _), others in found]
+    return [[one.token, *one.others] for one in found]
 
 
 def by_hand(draws: Draws, ids: np.ndarray, row: np.ndarray, offset: int, count: int) -> list[int]:

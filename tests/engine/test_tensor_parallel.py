@@ -89,7 +89,7 @@ def grown(rng: random.Random, before: Request | None, beginning: tuple[int, ...]
 
 
 def test_batches_with_trees_shares_endings_and_too_little_room(shared: RunningModel, whole: Engine) -> None:
-    parts, rng = shared.thread.engine, random.Random(3)
+    thread, parts, rng = shared.thread, shared.thread.engine, random.Random(3)
     assert parts.slots == whole.slots
     beginning = text(rng, 40)  # of all texts: sessions begin with what others have computed
     latest: dict[str, Request] = {}
@@ -102,7 +102,7 @@ def test_batches_with_trees_shares_endings_and_too_little_room(shared: RunningMo
                 due[session] = latest[session] = Request(session, made.context, made.tree, made.wanted)
         step = [replace(request, tokens=rng.choice((5, 100))) for request in due.values()]
         assert [parts.admits(one) for one in step] == [whole.admits(one) for one in step]
-        for one, found, expected in zip(step, parts.step(step), whole.step(step), strict=True):
+        for one, found, expected in zip(step, thread._engine_step(step), whole.step(step), strict=True):
             assert (found is None) is (expected is None)
             denied += not whole.admits(one)
             if found is not None and expected is not None:
@@ -111,7 +111,7 @@ def test_batches_with_trees_shares_endings_and_too_little_room(shared: RunningMo
                 del due[one.session]
                 answered += 1
         for session in rng.sample(SESSIONS, rng.randrange(3)):  # ended, or preempted where it is due
-            parts.close(session)
+            thread._admission.free(session)
             whole.close(session)
             if session not in due:
                 latest.pop(session, None)

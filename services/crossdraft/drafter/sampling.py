@@ -4,8 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from itertools import starmap
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from crossdraft.engine.sampler import (
     Clocks,
     Distribution,
     DistributionRequest,
-    Drawn,
+    Draw,
     DrawRequest,
     Draws,
     Moment,
@@ -38,22 +36,8 @@ from crossdraft.verification.noise import KeyedNoise
 Asked = tuple[Logits, SamplingOptions, Clocks, Sequence[Moment], bool, int, Columns | None]
 
 
-class Draw(NamedTuple):
-    """A token that was drawn."""
-
-    token: int
-    others: list[int]  # as many as were asked for of the ids nearest to being drawn, or likeliest besides
-    distribution: Distribution | None = None  # that it was drawn from, if it is known here
-
-
 class DrawSource(ABC):
-    """What draft tokens are drawn from.
-
-    Args:
-        running: the drafter's model.
-        opening: of the session.
-        noise: of the vocabulary whose ids the draft tokens use.
-        allowed: the drafter's ids that may be used; None: all.
+    """What draft tokens are drawn from, with the noise of the vocabulary whose ids they use; None: all may be drawn.
 
     Raises:
         BadRequest: the grammar cannot be compiled.
@@ -62,7 +46,7 @@ class DrawSource(ABC):
     whose: Whose  # whose ids the draft tokens use
     # (forward, draws, offset): as `draw_path`, for tokens from an offset on, in letters since the start of the output.
     # None: the text has to be looked at between them.
-    path: Callable[[ForwardRequest, Draws, int], Job[tuple[list[Drawn], float]]] | None = None
+    path: Callable[[ForwardRequest, Draws, int], Job[tuple[list[Draw], float]]] | None = None
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self.noise = noise
@@ -114,13 +98,9 @@ class DrawSource(ABC):
 
     @abstractmethod
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        """A draw from the distribution of each row of logits (n, V).
+        """A draw from the distribution of each row of logits (n, V); offsets are letters since the start of the output.
 
-        Args:
-            logits: what the distributions are of.
-            draws: where the draws come from.
-            offsets: of each row, in letters since the start of the output.
-            besides: ids besides the draw that are wanted of the first row, the best first; fewer where there are fewer.
+        Of the first row so many ids besides the draw are wanted, the best first; fewer where there are fewer.
         """
 
     def likeliest(
@@ -159,11 +139,9 @@ class OwnTokens(DrawSource):
 
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
         found = yield DrawRequest(*self._asked(logits, draws, offsets, besides), self._opening.row_width)
-        if self._running.kept is None:
-            return [Draw(token, others, distribution) for (token, distribution), others in found]
-        return list(starmap(self._kept, found))
+        return list(found if self._running.kept is None else map(self._kept, found))
 
-    def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Drawn], float]]:
+    def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Draw], float]]:
         opening = self._opening
         at = draws.at(offset)
         return draw_path(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
@@ -171,12 +149,11 @@ class OwnTokens(DrawSource):
     def append(self, context: Context, token: int) -> None:
         context.append(token)
 
-    def _kept(self, drawn: Drawn, others: list[int]) -> Draw:
-        """A draw by ids, of one by columns."""
-        column, distribution = drawn
-        ids = self._running.ids
-        token, *others = ids(np.array([column, *others], dtype=np.int64)).tolist()
-        return Draw(token, others, distribution and (ids(distribution[0]), distribution[1]))
+    def _kept(self, draw: Draw) -> Draw:
+        """By ids, of one by columns."""
+        ids, own = self._running.ids, draw.distribution
+        token, *others = ids(np.array([draw.token, *draw.others], dtype=np.int64)).tolist()
+        return Draw(token, own and (ids(own[0]), own[1]), others)
 
 
 class TargetTokens(DrawSource):
@@ -205,7 +182,7 @@ class TargetTokens(DrawSource):
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
         """Of the drafts of a target's tokens there are no branches: nothing is wanted besides."""
         found = zip((yield from self.distributions(logits)), offsets, strict=True)
-        return [Draw(draws.noise.draw(*one, *draws.at(offset)), [], one) for one, offset in found]
+        return [Draw(draws.noise.draw(*one, *draws.at(offset)), one) for one, offset in found]
 
     def _tempered(self, ids: Ids, weights: Probabilities) -> Distribution:
         """At the drafter's temperature."""

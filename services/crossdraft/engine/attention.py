@@ -150,7 +150,9 @@ def attend(
     if isinstance(layout, Tensor):
         return attend_slots(query[0], key[0], value[0], layout, scaling, softcap, s_aux)[None], None
     if layout is not None:
-        return _by_groups(layout, query[0], key[0], value[0], Scores(scaling, softcap, s_aux))[None], None
+        how = Scores(scaling, softcap, s_aux)
+        parts = [_group(group, query[0], key[0], value[0], how) for group in layout]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
     if softcap is not None or s_aux is not None:
         raise ValueError("plain calls of a model with soft-capped scores or sinks need its eager attention")
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -163,12 +165,6 @@ class Scores:
     scaling: float | None = None  # None: one by the root of the width
     softcap: float | None = None  # they are capped to +-softcap (Gemma 2, arXiv 2408.00118, section 2)
     sinks: Tensor | None = None  # (heads,), one score more for each head, of no value (gpt-oss)
-
-
-def _by_groups(layout: Layout, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
-    """Shape (tokens, heads, width)."""
-    parts = [_group(group, query, key, value, how) for group in layout]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _group(group: Group, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
@@ -227,39 +223,14 @@ def attend_slots(
 ) -> Tensor:
     """Attention of tokens, (heads, tokens, width), over all slots, (key heads, slots, width): (tokens, heads, width).
 
-    Args:
-        query: of all tokens.
-        key: of all slots.
-        value: of all slots.
-        marks: `Marks`, int64 (6, tokens).
-        scaling: as in `Scores`, as are the last two.
-        softcap: of scores.
-        sinks: of heads.
+    `marks` are `Marks`, int64 (6, tokens), and the others as in `Scores`.
     """
-    how = Scores(scaling, softcap, sinks)
-    return _by_kernel(query, key, value, marks, how) if query.is_cuda else _by_marks(query, key, value, marks, how)
+    return _by_kernel(query, key, value, marks, Scores(scaling, softcap, sinks))
 
 
 @attend_slots.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, *how: Any) -> Tensor:
     return query.new_empty(query.shape[1], len(query), value.shape[2])
-
-
-def _by_marks(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Scores) -> Tensor:
-    """What the kernel computes, block by block with torch; waits for the device."""
-    found = value.new_zeros(query.shape[1], len(query), value.shape[2])
-    for token in (marks[1] > 0).nonzero()[:, 0].tolist():
-        end = token + int(marks[1, token])
-        own = Marks(*marks[:, token:end])
-        start, used = int(own.firsts.min()), int(own.targets.max()) + 1
-        slots = torch.arange(start, used, device=query.device)
-        nodes = slots - own.bases[:, None]
-        seen = (slots >= own.firsts[:, None]) & (slots < own.limits[:, None])
-        seen |= (nodes >= 0) & (nodes < 64) & (own.lines[:, None] >> nodes.clamp(0, 63) & 1 != 0)
-        mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -torch.inf)
-        group = Group(token, end, 1, end - token, used - start, Strided(start, 0), mask[None, None])
-        found[token:end] = _group(group, query, key, value, how)
-    return found
 
 
 def _by_kernel(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Scores) -> Tensor:

@@ -55,15 +55,9 @@ def batch_of(
     windows: Windows = WHOLE,
     gathers: bool = False,
 ) -> Batch:
-    """One forward of a model with so many attention heads, for slices of different sessions.
+    """One forward of a model with so many attention heads, for slices of different sessions, at least one.
 
-    Args:
-        slices: at least one.
-        heads: of attention.
-        dtype: of the model.
-        device: of the model.
-        windows: of its layers.
-        gathers: whether what is cached is gathered before it becomes keys and values.
+    `gathers`: what is cached is gathered before it becomes keys and values.
     """
     ordered: list[InputTokens] = []
     groups: dict[Window | None, list[Group]] = {window: [] for window in windows}
@@ -273,13 +267,9 @@ def padding_of(size: int, padding_slots: Sequence[int]) -> Numbers:
 
 
 def numbers_of(slices: Sequence[InputTokens], size: int, windows: Windows, padding_slots: Sequence[int]) -> Numbers:
-    """The numbers of a forward, (rows, size), as `StepInputs` has them; slices have no tree that `too_large` names.
+    """The numbers of a forward of `size` tokens, padding included, (rows, size), as `StepInputs` has them.
 
-    Args:
-        slices: of at most `size` tokens, at least one.
-        size: tokens, padding included.
-        windows: of the model's layers.
-        padding_slots: for each window, as in `padding_of`.
+    There is at least one slice, and none has a tree that is `too_large`; `padding_slots` are as in `padding_of`.
     """
     numbers = padding_of(size, padding_slots)
     counts = np.array([one.count for one in slices])
@@ -324,11 +314,7 @@ def following_numbers(
 ) -> NDArray[np.int64]:
     """The numbers of forwards each of which has the next token of every slice, (steps, rows, size); without their ids.
 
-    Args:
-        numbers: of the first of these forwards, as `numbers_of` makes them.
-        slices: of one token each.
-        windows: of the model's layers.
-        steps: forwards.
+    `numbers` and slices, of one token each, are those of the first of these forwards.
     """
     found, later = np.repeat(numbers[None], steps, 0), np.arange(steps)[:, None]
     own = found[:, :, : len(slices)]
@@ -352,9 +338,7 @@ def too_large(slices: Sequence[InputTokens]) -> bool:
 def _ancestor_bits(inputs: InputTokens, firsts: Sequence[int] | None = None) -> list[int]:
     """For each token: bit i is set where it sees node i of the tree, an ancestor or itself.
 
-    Args:
-        inputs: the tokens.
-        firsts: the first position that each token sees; None: it sees all.
+    `firsts` are the first positions that tokens see; None: all.
     """
     lines: list[int] = []
     for node, parent in enumerate(inputs.tree.parents):

@@ -86,12 +86,8 @@ class LayerPools:
 class Following:
     """Tokens that follow what a step has computed, one of each session at a time; their ids stay on the device.
 
-    The first of each is drawn at once.
-
-    Args:
-        requests: all complete since that step, with `more` nodes to come after the last row, which ends a chain.
-        paths: of these.
-        forwards: after which the tokens after the first are drawn, at most.
+    The first of each is drawn at once, and each other one after one of so many forwards, at most. The requests are all
+    complete since that step, with `more` nodes to come after the last row, which ends a chain.
     """
 
     def __init__(

@@ -124,25 +124,12 @@ class KVPool(SlotPool):
     """The slots of some layers, of which sessions have the same.
 
     Memory starts as zeros: a masked slot has weight zero, and zero times NaN is NaN. Layers whose keys or values have
-    the same shape share one tensor, so that copying, clearing or moving slots in all of them is one call.
-
-    Args:
-        shapes: of each layer.
-        slots: that are handed out.
-        dtype: of the model.
-        device: of the model.
-        ranks: processes that share the model, each with a cache for its heads.
-        kept: as `window` and `chunk` of `SlotPool`.
+    the same shape share one tensor, so that copying, clearing or moving slots in all of them is one call. Each of the
+    processes that share a model, its `ranks`, has its heads' slots. `kept` are `window` and `chunk` of `SlotPool`.
     """
 
     def __init__(
-        self,
-        shapes: Sequence[LayerShape],
-        slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        ranks: int = 1,
-        *kept: int,
+        self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device, ranks: int, *kept: int
     ) -> None:
         super().__init__(slots, *kept)
         self.slots, self.ranks = slots, ranks
@@ -186,19 +173,10 @@ class KVPool(SlotPool):
 class KVCache(Cache):
     """A transformers cache that is written at given slots and returns all of them.
 
-    Which slots a token attends to is in `attention.Layout`.
-
-    Args:
-        shapes: of each layer.
-        slots: that are handed out, of each pool.
-        dtype: of the model.
-        device: of the model.
-        gathers: whether the model makes keys and values of what is cached anew in each forward (multi-head latent
-            attention): then only the slots that the forward reads are returned. The model itself expands them:
-            absorbing the expansion into queries would be code for one architecture.
-        pool_of: of each layer, the number of the pool that it is in; None: there is one.
-        ranks: processes that share the model, each with a cache for its heads.
-        kept: of the last pool, what `KVPool` takes of that name.
+    Which slots a token attends to is in `attention.Layout`; `pool_of` says in which pool each layer is. A model that
+    makes keys and values of what is cached anew in each forward (multi-head latent attention) gathers: only the slots
+    that the forward reads are returned. The model itself expands them: absorbing the expansion into queries would be
+    code for one architecture. `kept` is of the last pool.
     """
 
     def __init__(
@@ -241,10 +219,7 @@ class KVCache(Cache):
         """Touches its memory now, while it is still empty; otherwise the first passes to write there wait for it.
 
         A token's keys lie in as many pages as there are layers and heads, and a page of 2 MiB takes about 4 ms: the
-        first token of a session took up to three seconds.
-
-        Args:
-            most: MiB, of the slots that are handed out first; None: all.
+        first token of a session took up to three seconds. At most so many MiB are touched, of the first slots.
 
         Raises:
             NumberOutOfRangeError: the machine has less memory.
@@ -263,13 +238,8 @@ class KVCache(Cache):
     def map_slots(
         self, mappings: Sequence[slice | Tensor], positions: Tensor | None = None, gathered: Tensor | None = None
     ) -> None:
-        """Sets where the next forward's keys and values go, and what it reads.
-
-        Args:
-            mappings: of each pool, slots in the order of the forward's tokens, int64 if a tensor.
-            positions: of its tokens, int64 (tokens,).
-            gathered: the slots that are returned, int64; None: all.
-        """
+        """Sets where the next forward's keys and values go: of each pool slots in the order of its tokens; and what it
+        reads, `gathered`, or all. Tensors are int64."""
         self._mappings, self._positions, self._gathered = mappings, positions, gathered
 
     def update(

@@ -32,10 +32,8 @@ class SlotAllocator:
     """Which slots are free: a buddy allocator (Knowlton, CACM 8(10), 1965).
 
     Sizes are UNIT times a power of two and an extent begins at a multiple of its size, so that two free halves of one
-    extent are one free extent again, and extents of one size often lie at equal distances.
-
-    Args:
-        slots: how many there are; those after the last whole unit are never handed out.
+    extent are one free extent again, and extents of one size often lie at equal distances. Slots after the last whole
+    unit are never handed out.
     """
 
     def __init__(self, slots: int) -> None:
@@ -112,11 +110,6 @@ class CacheEntry:
     extents: list[Extent]
     cached: CachedTokens = field(default_factory=CachedTokens)
     planned: tuple[ForwardRequest, CachedTokens, InputTokens] | None = None  # the last plan, and what it was made from
-
-    @property
-    def extent(self) -> Extent:
-        """Of the first pool."""
-        return self.extents[0]
 
     def plan(self, request: ForwardRequest) -> InputTokens:
         """The tokens to compute for a request; made once while nothing changes."""
@@ -210,14 +203,7 @@ class SlotPool(ABC):
         return min(max(count, len(cached.ids) + len(cached.tree.tokens)), self.window + self.chunk + nodes)
 
     def base(self, before: int, first: int, last: int, size: int) -> int:
-        """The position in an extent's first slot if those from `first` to `last` are to be computed.
-
-        Args:
-            before: what it was.
-            first: first position.
-            last: last position, or that of what is cached, if that is more.
-            size: slots of the extent.
-        """
+        """The base of an extent of so many slots if places from `first` to `last`, or what is cached, are computed."""
         if self.window is None or first < before:
             return 0
         return before if last - before < size else max(0, first - self.window - 1)
@@ -231,11 +217,7 @@ class KVCacheManager:
     every pass. Going back beyond what is kept, and a prefix of an older text, compute everything again, as the hidden
     states of the kept tokens depend on lost ones. The slots of ended sessions are reused least recently used first.
     A new session never sees another one's numbers beyond a common prefix: slots are cleared, since a masked NaN is
-    still a NaN.
-
-    Args:
-        pools: of the KV cache.
-        reuse: whether a session may begin with a prefix that another one computed (prefix caching).
+    still a NaN. With `reuse` a session may begin with a prefix that another one computed (prefix caching).
     """
 
     def __init__(self, pools: Sequence[SlotPool], reuse: bool = True) -> None:
@@ -299,14 +281,8 @@ class KVCacheManager:
         return entry.extents[number].size >= count or self._grow(entry, number, size_for(count))
 
     def make_room(self, entry: CacheEntry, cached: CachedTokens, inputs: InputTokens, more: int = 0) -> None:
-        """Moves what layers with a window still read to the front of its extent, where the next tokens do not fit.
-
-        Args:
-            entry: whose slots they are.
-            cached: what is in them.
-            inputs: what is computed next, at least one token.
-            more: tokens that may follow these.
-        """
+        """Moves what layers with a window still read to the front of the extent, where the inputs, and `more`, do not
+        fit."""
         held = len(cached.ids) + len(cached.tree.tokens)
         first, last = inputs.move_start if inputs.moves else inputs.places[0], max(held - 1, inputs.places[-1] + more)
         for number, (pool, extent) in enumerate(zip(self.pools, entry.extents, strict=True)):

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, fetched, finished
 from crossdraft.engine.engine import Engine, Following
-from crossdraft.engine.paths import Drawn, PathRequest, Paths
+from crossdraft.engine.paths import PathRequest, Paths
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import BatchKey, SamplerRequest, batched
+from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, batched
 from crossdraft.engine.scheduler import Admission, Pause, Scheduler
 
 T = TypeVar("T")
@@ -157,14 +157,8 @@ class Delivering:
 class ModelThread:
     """Runs jobs on one engine in one thread; the scheduler decides which of them a step serves, and when.
 
-    An error, of a job or of its request, reaches only that job's submitter.
-
-    Args:
-        engine: what the thread runs.
-        step: called in place of the engine's own `step`, which it calls in turn; None: that itself.
-        name: of the thread.
-        clock: in seconds.
-        priority: of its CUDA stream; those below 0 go before others. 0: the default stream.
+    An error, of a job or of its request, reaches only that job's submitter. `step` is called in place of the engine's
+    own, which it calls in turn. CUDA streams of a priority below 0 go before others; 0 is the default stream.
     """
 
     def __init__(
@@ -182,7 +176,7 @@ class ModelThread:
         self.answers = 0  # requests that were completed
         self.queued = 0.0  # seconds that they waited for their first steps
         self._engine_step = engine.step if step is None else step
-        self._follows = engine.follows and step is None
+        self._followed_kinds: tuple[type[PathRequest], ...] = (PathRequest,) if engine.follows and step is None else ()
         self._followed: tuple[DeviceTimer, int, int] | None = None  # steps after the latest, and sessions of each
         self._clock = clock
         own = priority and engine.device.type == "cuda"
@@ -201,7 +195,7 @@ class ModelThread:
         self, step: Callable[[StepFunction], StepFunction], close: Callable[[CloseFunction], CloseFunction]
     ) -> None:
         """Makes of its step, and of the engine's `close`, what is called in place of them. Before the first job."""
-        self._follows, self._engine_step = False, step(self._engine_step)
+        self._followed_kinds, self._engine_step = (), step(self._engine_step)
         self._admission.free = close(self._admission.free)
 
     @property
@@ -389,10 +383,10 @@ class ModelThread:
     def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
         """Runs the sampler requests of jobs until each waits for a forward, or has ended."""
         while asking := [(job, *job.sampling) for job in jobs if job.live and job.sampling is not None]:
-            paths = [job for job, _, request in asking if self._follows and isinstance(request, PathRequest)]
-            others = [(job, key) for job, key, _ in asking if job not in paths] if paths else asking
+            paths = [job for job, _, request in asking if isinstance(request, self._followed_kinds)]
+            others = [(job, key) for job, key, request in asking if not isinstance(request, self._followed_kinds)]
             launches: list[tuple[list[RunningJob[Any]], Launch]] = [
-                ([others[index][0] for index in members], _launched) for members in batched([one[1] for one in others])
+                ([others[index][0] for index in members], _launched) for members in batched([key for _, key in others])
             ]
             if paths:
                 launches.append((paths, self._draw))
@@ -402,13 +396,13 @@ class ModelThread:
                     if job.live:
                         job.resume(result, self.engine.check, now)
 
-    def _draw(self, jobs: "Sequence[RunningJob[Any]]") -> Fetching[list[list[Drawn]]]:
+    def _draw(self, jobs: "Sequence[RunningJob[Any]]") -> Fetching[list[list[Draw]]]:
         """The next tokens of all paths, and those that follow while nobody else waits."""
         asked = [job.sampling[1] for job in jobs if job.sampling is not None]
         paths = Paths([request for request in asked if isinstance(request, PathRequest)])
         following = self._follow(paths, jobs)
         found = paths.found((yield paths.tensors))
-        following.record([[token for token, _ in path[:-1]] for path in found])
+        following.record([[draw.token for draw in path[:-1]] for path in found])
         return found
 
     def _follow(self, paths: Paths, jobs: "Sequence[RunningJob[Any]]") -> Following:

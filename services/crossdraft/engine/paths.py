@@ -6,6 +6,7 @@ CUDA graphs, as the forwards between them are.
 
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,23 +19,22 @@ from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     TOGETHER,
     Clocks,
-    Drawn,
+    Draw,
     Moment,
     Moments,
     OfLogits,
     drawn_from,
-    drawn_rows,
     drawn_with,
+    draws_of,
     moments_table,
 )
 from crossdraft.types.messages import SamplingOptions
-from crossdraft.types.rows import Probabilities
 
 STANDING_WIDTH = 256  # columns to which drafts that are captured are narrowed, where `top_k` allows it
 
 
 @dataclass(frozen=True, eq=False)
-class PathRequest(OfLogits[list[Drawn]]):
+class PathRequest(OfLogits[list[Draw]]):
     """Asks for the next token of a path; while nobody else waits for the model those that follow are drawn, too."""
 
     forward: ForwardRequest  # whose row the logits are, (1, V); it has slots for `more` tokens that follow
@@ -44,11 +44,11 @@ class PathRequest(OfLogits[list[Drawn]]):
     row_width: int = 0  # as in `DistributionRequest`: above 0 the distributions are wanted, too
     allowed: Columns | None = None  # the only columns that may be drawn; None: all
 
-    @property
+    @cached_property
     def kind(self) -> Hashable:
         return Warping.kind(self.options, self.logits.shape[-1]), self.clocks, self.row_width, self.allowed
 
-    def launch(self, requests: "Sequence[PathRequest]") -> Fetching[list[list[Drawn]]]:
+    def launch(self, requests: "Sequence[PathRequest]") -> Fetching[list[list[Draw]]]:
         paths = Paths(requests)
         paths.begin()
         return paths.found((yield paths.tensors))
@@ -61,30 +61,22 @@ def draw_path(
     at: Moment,
     row_width: int = 0,
     allowed: Columns | None = None,
-) -> Generator[ForwardRequest | PathRequest, Any, tuple[list[Drawn], float]]:
-    """Part of a job: tokens, each drawn from the row after the one before.
+) -> Generator[ForwardRequest | PathRequest, Any, tuple[list[Draw], float]]:
+    """Part of a job: tokens, each drawn from the row after the one before, as `PathRequest` has it.
 
-    Args:
-        forward: for the first row, and for slots of the `more` tokens after the first.
-        options: as those that follow, of `PathRequest`.
-        clocks: of the model.
-        at: of the first draw.
-        row_width: of distributions.
-        allowed: columns.
-
-    Returns:
-        The tokens, and the seconds from the first request to its first step.
+    `forward` is for the first row, and has slots for the `more` tokens after the first. With the tokens come the
+    seconds from the first request to its first step.
     """
-    drawn: list[Drawn] = []
+    drawn: list[Draw] = []
     queued: float | None = None
     while True:
         answer = yield forward
         queued = answer.queued if queued is None else queued
-        found: list[Drawn] = yield PathRequest(answer.logits, forward, options, clocks, at, row_width, allowed)
+        found: list[Draw] = yield PathRequest(answer.logits, forward, options, clocks, at, row_width, allowed)
         drawn += found
         if len(found) > forward.more:
             return drawn, queued
-        tokens = [token for token, _ in found]
+        tokens = [token for token, *_ in found]
         forward = forward.after(tokens)
         at = at[0], at[1] + sum(map(clocks.letters.__getitem__, tokens))
 
@@ -155,9 +147,6 @@ class Paths:
     """Paths that are drawn step by step on the device: what each step adds, and the host need not know until the end.
 
     Nothing here waits for the device, and all may be captured: only the contents of tensors differ.
-
-    Args:
-        requests: what is left of each path.
     """
 
     def __init__(self, requests: Sequence[PathRequest]) -> None:
@@ -191,14 +180,14 @@ class Paths:
         (steps, n) each."""
         self._taken = [ids, possible]
 
-    def found(self, arrays: Fetched) -> list[list[Drawn]]:
+    def found(self, arrays: Fetched) -> list[list[Draw]]:
         """What was drawn on each path, of what was fetched; raises ValueError: logits are not finite."""
         if self._taken:
             ids, possible = arrays
             if not possible.all():
                 raise ValueError(NOT_FINITE)
-            return [[(token, None) for token in path] for path in ids.T.astype(np.int64).tolist()]
-        found: list[list[Drawn]] = []
+            return [list(map(Draw, path)) for path in ids.T.astype(np.int64).tolist()]
+        found: list[list[Draw]] = []
         for paths in self._alike:
             own, arrays = arrays[: len(paths.tensors)], arrays[len(paths.tensors) :]
             found += paths.found(own)
@@ -231,12 +220,12 @@ class _AlikePaths:
         self.tensors += [ids, *found]
         return ids
 
-    def found(self, arrays: Fetched) -> list[list[Drawn]]:
+    def found(self, arrays: Fetched) -> list[list[Draw]]:
         """As of `Paths`."""
-        each = 3 if self._one.row_width else 2
-        steps = [self._step(*arrays[begin : begin + each]) for begin in range(0, len(arrays), each)]
-        return [list(path) for path in zip(*steps, strict=True)]
-
-    def _step(self, ids: Probabilities, weights: Probabilities, *places: Probabilities) -> list[Drawn]:
-        tokens, rows = drawn_rows(ids.astype(np.int64), weights, places, self._one.allowed, self._one.clocks.kept)
-        return [*zip(tokens, rows, strict=True)]
+        one, each = self._one, 3 if self._one.row_width else 2
+        steps = (arrays[begin : begin + each] for begin in range(0, len(arrays), each))
+        drawn = (
+            draws_of(ids.astype(np.int64), weights, places, one.allowed, one.clocks.kept)
+            for ids, weights, *places in steps
+        )
+        return [list(path) for path in zip(*drawn, strict=True)]

@@ -93,13 +93,7 @@ def _run_again(run: Callable[[], None]) -> Callable[[], None]:
 
 
 class DrawingMemory:
-    """What steps that draw read and write, whichever size they have.
-
-    Args:
-        rows: of the numbers of a forward.
-        tokens: of the largest step.
-        device: of the model.
-    """
+    """What steps that draw read and write, whichever size they have: of the numbers of a forward so many rows."""
 
     def __init__(self, rows: int, tokens: int, device: torch.device) -> None:
         self._rows = rows
@@ -116,14 +110,7 @@ class DrawingMemory:
 class DrawingSteps:
     """Draws after the logits of a forward of so many tokens, which say what the next forward's tokens are.
 
-    A draft is replays of both by turns.
-
-    Args:
-        draws: what ids are drawn by.
-        memory: of all sizes.
-        own: the numbers that the forward reads, (rows, size).
-        logits: those that the forward writes, (size, V).
-        forward: its replay.
+    A draft is replays of both by turns. The forward reads `own` numbers, (rows, size), and writes logits, (size, V).
     """
 
     def __init__(
@@ -166,13 +153,7 @@ class DrawingSteps:
 class GraphRunner:
     """Forwards of flat tokens, captured at start for some numbers of tokens, to which others are rounded up.
 
-    Args:
-        forward: of a model; as `ModelRunner.forward`.
-        cache: where keys and values are.
-        windows: of the model's layers.
-        device: of the model.
-        read: what the head of the latest forward has read, (tokens, width).
-        note: takes that of the rows of a replay.
+    `read` says what the head of the latest forward has read, (tokens, width), and `note` takes that of a replay's rows.
     """
 
     def __init__(
@@ -210,22 +191,14 @@ class GraphRunner:
         )
 
     def following(self, slices: Sequence[InputTokens], steps: int) -> Callable[[Tensor], Tensor]:
-        """Up to so many forwards, each of the next token of all slices: given ids, int64 (n,), the logits, as `run`.
-
-        Args:
-            slices: of the first of these tokens.
-            steps: forwards.
-        """
+        """Up to so many forwards, each of the next token of all slices: given ids, int64 (n,), the logits, as `run`."""
         tables = iter(sent(self._tables(slices, steps), self._device))
         return lambda ids: self._run(next(tables), len(slices), ids)
 
     def drawing(self, paths: Paths, slices: Sequence[InputTokens], forwards: int) -> Draw | None:
         """Steps of some paths, the first by their rows, then by up to so many forwards; None: that is not captured.
 
-        Args:
-            paths: what is drawn.
-            slices: of the first of these forwards, one token of each path.
-            forwards: after the first draw.
+        Slices are those of the first of these forwards, one token of each path.
         """
         size = self.size_for(len(slices))
         kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, paths.requests)))
@@ -292,11 +265,7 @@ class GraphRunner:
 
     @torch.inference_mode()
     def capture_drawing(self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]]) -> None:
-        """Captures draws of drafts, too.
-
-        Args:
-            kinds: for so many columns of logits, and rows at most, of each kind what draws it, and for how many rows.
-        """
+        """Captures draws, too: `kinds` are for so many columns, and rows at most, what draws, and for how many rows."""
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
@@ -354,13 +323,8 @@ class GraphRunner:
 
 
 class ModelRunner:
-    """Runs a model over a KV cache.
-
-    Args:
-        model: with the engine's attention installed by the time of the first forward.
-        cache: where keys and values are.
-        layouts: where the model's attention modules find what they see.
-        windows: of each attention module.
+    """Runs a model over a KV cache. By the first forward the engine's attention is installed in it, which finds what it
+    sees in `layouts`; `windows` are those of each attention module.
     """
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, layouts: Layouts, windows: Windows) -> None:
@@ -406,12 +370,7 @@ class ModelRunner:
         self.hidden = {} if self.read is None else _split(self.read, slices)
 
     def following(self, slices_at: Callable[[int], Sequence[InputTokens]], steps: int) -> Callable[[Tensor], Tensor]:
-        """As of `GraphRunner`.
-
-        Args:
-            slices_at: of the tokens so many steps later, one of each session.
-            steps: forwards.
-        """
+        """As of `GraphRunner`; slices are made for so many steps later, of one token of each session."""
         if self.graphs is not None:
             return self.graphs.following(slices_at(0), steps)
         numbers = iter(range(steps))

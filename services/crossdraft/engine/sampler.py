@@ -53,6 +53,7 @@ N = TypeVar("N")  # Row or Sample
 Found = Callable[[], tuple[N, ...]]  # makes them of columns that all sessions of a batch share
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 Moment = tuple[NoiseKey, int]  # what a draw is keyed by, the offset in letters since the start of the output
+NO_VALUES: Probabilities = np.zeros(0)
 MOST_IDS = 1 << 62  # above any id
 SCRATCH = 1 << 14  # random words that a CPU mixes together
 CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
@@ -105,13 +106,8 @@ class Clocks:
     """Keyed noise on the device where the logits are: an exponential clock for each column.
 
     A draw is that of `KeyedNoise`, bit by bit, from the same probabilities. Where all ids are in the race the device's
-    own logarithm says which two arrive first, and the noise's definition which of them does.
-
-    Args:
-        noise: of the vocabulary.
-        device: of the logits.
-        kept: the id of each column; None: column i is id i.
-        lengths: letters of each id, for paths.
+    own logarithm says which two arrive first, and the noise's definition which of them does. `kept` has the id of each
+    column (None: column i is id i), and `lengths` the letters of each id, for paths.
     """
 
     def __init__(
@@ -128,13 +124,10 @@ class Clocks:
     def draw(
         self, distributions: Tensor, at: Moments, columns: Tensor | None = None, places: Tensor | None = None
     ) -> Tensor:
-        """The place in its row of what is drawn from each of some distributions, int64 (n, 1).
+        """The place in its row of what is drawn from each of some distributions, float64 (n, m): int64 (n, 1).
 
-        Args:
-            distributions: float64 (n, m).
-            at: of each row.
-            columns: int64 (k,), those of the logits that are counted as columns; None: all, or the first.
-            places: int64 (n, m), the columns that the distributions are of; None: the first.
+        They are of the columns `places`, int64 (n, m), or of the first; of logits those are counted that are in
+        `columns`, int64 (k,), or all.
         """
         if places is not None:
             return self._first(distributions, at, places if columns is None else columns[places], None)
@@ -163,16 +156,7 @@ class Clocks:
         return (exponentials / distributions).nan_to_num_(torch.inf, torch.inf)
 
     def arrivals(self, distributions: Tensor, at: Moments, columns: Tensor | None = None) -> Tensor:
-        """When each id arrives in the race that draws, up to rounding: impossible ones never do.
-
-        Args:
-            distributions: float64 (n, m).
-            at: of each row.
-            columns: as in `draw`.
-
-        Returns:
-            float64 (n, m).
-        """
+        """When each id arrives in the race that draws, up to rounding, float64 (n, m): impossible ones never do."""
         hashes = self._hashes[: distributions.shape[-1]] if columns is None else self._hashes[columns]
         arrivals = torch.empty_like(distributions)
         if self._on_host:
@@ -222,7 +206,7 @@ class SamplerRequest(ABC, Generic[R]):
         """The results of requests of one kind, this one among them: asks for tensors on the host once.
 
         Raises:
-            ValueError: one of them has no result.
+            ValueError: one of them has no result: its logits are not finite, or nothing is allowed.
         """
 
 
@@ -324,7 +308,6 @@ class SampleRequest(_OfNodes[Found[Sample]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[SampleRequest]") -> Fetching[list[Found[Sample]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite."""
         sizes, options = [len(one.offsets) for one in requests], [one.nodes.processor.warping for one in requests]
         logits = logits_of([one.nodes for one in requests])
         found, width = scores([one.nodes for one in requests], logits), width_of(options[0], logits.shape[-1])
@@ -410,7 +393,6 @@ class ScoreRequest(OfLogits[Found[Sample]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[ScoreRequest]") -> Fetching[list[Found[Sample]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite."""
         tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
         values = log_probabilities_of(joined([one.logits for one in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
@@ -452,7 +434,6 @@ class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[DistributionRequest]") -> Fetching[list[Sequence[Distribution]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite, or nothing is allowed."""
         scores, warping, width = self.scores(requests, self.allowed)
         if self.row_width or warping.greedy:
             weights, places = yield cut_distributions(scores, warping, self.row_width or 1, width)
@@ -503,7 +484,6 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[list[tuple[int, float]]]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite."""
         scores, warping, _ = self.scores(requests, self.allowed)
         weights = self._weights(scores, warping, requests)
         values, places = yield weights.topk(min(self.count, weights.shape[-1]))
@@ -527,13 +507,18 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
         return torch.where(warping.top_k == 1, scores.softmax(-1, dtype=torch.float64), distribution)
 
 
-Drawn = tuple[int, Distribution | None]  # a column or an id, and what it was drawn from, if that was wanted
+class Draw(NamedTuple):
+    """What was drawn."""
+
+    token: int  # a column of logits, or an id
+    distribution: Distribution | None = None  # that it was drawn from, if that was wanted
+    others: Sequence[int] = ()  # as many as were asked for of those nearest to being drawn, then of the likeliest
 
 
 @dataclass(frozen=True, eq=False)
-class DrawRequest(_Drawing[tuple[Drawn, list[int]]]):
-    """A draw from each row; for the first row also the `count` columns that came nearest to being drawn, the nearest
-    first: those that arrive next in the same race, or without a key the likeliest, then what cannot be drawn."""
+class DrawRequest(_Drawing[Draw]):
+    """A draw from each row, by columns; for the first row also the `count` that came nearest to being drawn, the
+    nearest first: those that arrive next in the same race, or without a key the likeliest."""
 
     row_width: int = 0  # as in `DistributionRequest`; above 0 the distributions are wanted, too
 
@@ -542,8 +527,7 @@ class DrawRequest(_Drawing[tuple[Drawn, list[int]]]):
         return super().kind, self.row_width
 
     @torch.inference_mode()
-    def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[tuple[Drawn, list[int]]]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite."""
+    def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[Draw]]]:
         sizes = [one.logits.shape[0] for one in requests]
         scores, warping, width = self.scores(requests, self.allowed)
         at = None if warping.greedy else self.moments(requests)
@@ -551,15 +535,13 @@ class DrawRequest(_Drawing[tuple[Drawn, list[int]]]):
         firsts = [*accumulate(sizes, initial=0)][:-1]
         near = self._nearest(scores, own, firsts, requests) if self.count else []
         places, weights, *more = yield [drawn, *own, *near]
-        tokens, rows = drawn_rows(numbers_of(places, self.allowed)[:, 0], weights, more[: len(own) - 1], self.allowed)
-        others: list[list[int]] = [[] for _ in tokens]
-        nearest = (
-            zip(firsts, numbers_of(more[-2], self.allowed).tolist(), more[-1].tolist(), strict=True) if near else ()
-        )
-        for first, columns, out in nearest:
+        found = draws_of(numbers_of(places, self.allowed)[:, 0], weights, more[: len(own) - 1], self.allowed)
+        beside, never = more[-2:] if near else (NO_VALUES, NO_VALUES)
+        for first, columns, out in zip(firsts, numbers_of(beside, self.allowed).tolist(), never.tolist(), strict=False):
             possible = [column for column, impossible in zip(columns, out, strict=True) if not impossible]
-            others[first] = list(dict.fromkeys([tokens[first], *possible]))[1 : 1 + self.count]
-        return _split([*zip(zip(tokens, rows, strict=True), others, strict=True)], sizes)
+            others = list(dict.fromkeys([found[first].token, *possible]))[1 : 1 + self.count]
+            found[first] = found[first]._replace(others=others)
+        return _split(found, sizes)
 
     def _nearest(
         self, scores: Tensor, cut: Sequence[Tensor], firsts: Sequence[int], requests: "Sequence[DrawRequest]"
@@ -587,13 +569,13 @@ class DrawRequest(_Drawing[tuple[Drawn, list[int]]]):
         return [torch.cat([indices, best.indices], -1), torch.cat([near.values.isinf(), best.values.isinf()], -1)]
 
 
-def drawn_rows(
+def draws_of(
     tokens: Ids,
     weights: Probabilities,
     places: Sequence[Probabilities],
     allowed: Columns | None,
     kept: Ids | None = None,
-) -> tuple[list[int], Sequence[Distribution | None]]:
+) -> list[Draw]:
     """What was drawn of each row (n,), of what was fetched: weights and their places, or whether it was possible.
 
     Raises:
@@ -602,6 +584,6 @@ def drawn_rows(
     if not (weights[:, 0] > 0).all():
         raise ValueError(NOT_FINITE)
     if not places:
-        return tokens.tolist(), [None] * len(tokens)
+        return list(map(Draw, tokens.tolist()))
     columns = numbers_of(places[0], allowed)
-    return tokens.tolist(), cut_rows(weights, columns if kept is None else kept[columns])
+    return list(map(Draw, tokens.tolist(), cut_rows(weights, columns if kept is None else kept[columns])))

@@ -56,9 +56,8 @@ class Pause:
 class Scheduler:
     """Decides what runs next; learns what steps cost and when sessions return.
 
-    Args:
-        chunk: tokens of one step, unless its first request alone has more.
-        shared: whether a step takes less time than the same requests one by one; else none is put off for others.
+    A step has `chunk` tokens, unless its first request alone has more. Where it takes as long as its requests one by
+    one, none is put off for others.
     """
 
     def __init__(self, chunk: int, shared: bool = True) -> None:
@@ -147,13 +146,7 @@ def divided(wants: Sequence[int], allowed: int) -> list[int]:
 
 
 def worth_waiting(ready: int, seconds: float, expected: Sequence[float]) -> float:
-    """How long to wait for others, by the rule above; 0: not at all.
-
-    Args:
-        ready: requests that a step would have now.
-        seconds: of that step.
-        expected: seconds until each of the others should be there, ascending.
-    """
+    """How long to wait for others, expected in so many seconds each, ascending, by the rule above; 0: not at all."""
     best, wait = 0.0, 0.0
     for count, until in enumerate(expected, 1):
         won = count * seconds - (count + ready) * until
@@ -305,10 +298,6 @@ class Admission:
     A session that has no request and is not expected to have one soon is preempted whenever others need its slots, the
     least recently used first. Where slots are too few for all the others they take turns: a turn begins with the first
     result, so that none prefills in vain, and is long enough that recomputing the text is a small part of it.
-
-    Args:
-        admits: as `Engine.admits`.
-        free: frees a session's slots.
     """
 
     def __init__(self, admits: Callable[[ForwardRequest], bool], free: Callable[[Hashable], None]) -> None:
@@ -338,12 +327,8 @@ class Admission:
     def admitted(
         self, waiting: Iterable[ForwardRequest], expected: Collection[Hashable], now: float
     ) -> list[ForwardRequest]:
-        """Those that have slots for their requests, or can have them now; of each session the one that asked first.
-
-        Args:
-            waiting: all, in the order in which they asked.
-            expected: sessions that should ask for something soon.
-            now: the time.
+        """Those of all that wait, in the order in which they asked, that have slots or can have them now; of each
+        session the one that asked first. Sessions that are expected should ask for something soon.
         """
         first: dict[Hashable, ForwardRequest] = {}
         for one in waiting:

@@ -52,14 +52,7 @@ class StateLayer:
         return StateLayer(model, **found)
 
     def __call__(self, ids: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The states after tokens, (texts, tokens, width).
-
-        Args:
-            ids: int64 (texts, tokens).
-            before: the states before them, (texts, tokens, width).
-            positions: int64 (texts, tokens).
-            attend: of these tokens, to those before them, too.
-        """
+        """The states after tokens, (texts, tokens, width), of those before them; ids and positions are int64."""
         decoder = self.model.model
         (layer,) = decoder.layers
         attention = layer.self_attn
@@ -229,12 +222,9 @@ class EagleEngine(Engine):
 
     @torch.inference_mode()
     def give(self, session: Hashable, context: tuple[int, ...], states: Mapping[int, bytes]) -> None:
-        """The target's own states of a session whose text is this one now.
+        """The target's own states of a session, perhaps a new one, whose text is this one now.
 
-        Args:
-            session: it may be a new one.
-            context: its text.
-            states: after so many of its tokens, at least one: `hidden_size` numbers, bfloat16, little-endian.
+        They are those after so many of its tokens, at least one: `hidden_size` numbers, bfloat16, little-endian.
         """
         text = self._texts.setdefault(session, Text(self._layer))
         text.change(context)
