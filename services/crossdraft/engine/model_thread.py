@@ -116,7 +116,7 @@ class RunningJob(Generic[T]):
                 self.sampling = BatchKey.of(request), request
             else:
                 self.request = request
-                request.asked, request.back = now, now == self._submitted
+                request.asked, request.back, request.began = now, now == self._submitted, None
                 check(request)
 
     def finish(self, error: BaseException) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
-from crossdraft.rpc.frames import BeginSession, EndSession, Inbox, Outbox, RoleCodec, SessionEnded
+from crossdraft.rpc.frames import EndSession, Inbox, Outbox, RoleCodec, SessionEnded
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.memory import HOST, MemoryChannel, codec_of
 from crossdraft.rpc.roles import DRAFTER, TARGET
@@ -127,7 +127,7 @@ class Link:
     def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
         self._latest += 1
         session = self._sessions[self._latest] = LinkSession(self, self._latest, listener)
-        self._outbox.put(self._latest, BeginSession(opening, current().request))
+        self._outbox.put(self._latest, replace(opening, request_id=current().request))
         self._note_sent(session, opening)
         return session
 

@@ -8,7 +8,7 @@ the two services are.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +28,7 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 Waiting = TypeVar("Waiting")
 Join = Callable[[Waiting, Waiting], Waiting | None]
+OPEN = "open"  # the field of an entry with which a session begins
 MOST_MESSAGES = 256  # of a frame
 MOST_SHARED = 2 << 20  # bytes of a frame that has more messages than one
 # Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
@@ -36,14 +37,6 @@ MOST_WAITING_MESSAGES = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MOST_IN_LOOP = 1 << 18
-
-
-@dataclass(frozen=True)
-class BeginSession(Generic[Opening]):
-    """The client begins a session."""
-
-    opening: Opening
-    request_id: str = ""  # of its client's request, for log lines; empty: none
 
 
 @dataclass(frozen=True)
@@ -143,7 +136,7 @@ class Direction:
         for session, value in messages:
             kind = kinds[type(value)]
             entry = {"session": session, kind.field: kind.write(value, written)}
-            if kind.value is BeginSession:
+            if kind.field == OPEN:
                 entry["request_id"] = value.request_id
             entries.add(**entry)
         if written.rows:
@@ -175,7 +168,7 @@ class Direction:
             share = NOTHING_SHARED if kind.share is None else kind.share(message, columns)
             try:
                 value = kind.read(message, share, size)
-                yield entry.session, BeginSession(value, entry.request_id) if kind.value is BeginSession else value
+                yield entry.session, replace(value, request_id=entry.request_id) if field == OPEN else value
             except BadMessage as error:
                 yield entry.session, error
         for column in columns:
@@ -365,9 +358,7 @@ class Outbox(Generic[Waiting]):
         """A frame; raises TooLarge or ValueError."""
         raw = self._codec.encode(messages)
         if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
-            _, first = messages[0]
-            what = type(first.opening if isinstance(first, BeginSession) else first).__name__
-            raise too_large(what, raw, self._limit)
+            raise too_large(type(messages[0][1]).__name__, raw, self._limit)
         return raw
 
     def _put_back(self, messages: list[tuple[int, Waiting]]) -> None:

@@ -28,23 +28,21 @@ from crossdraft.rpc.errors import (
     name_of,
     to_status,
 )
-from crossdraft.rpc.frames import (
-    Answer,
-    Ask,
-    BeginSession,
-    EndSession,
-    Inbox,
-    Join,
-    Opening,
-    Outbox,
-    RoleCodec,
-    SessionEnded,
-)
+from crossdraft.rpc.frames import Answer, Ask, EndSession, Inbox, Join, Opening, Outbox, RoleCodec, SessionEnded
 from crossdraft.rpc.memory import MemoryContext, codec_of
 from crossdraft.rpc.roles import DRAFTER as DRAFTER
 from crossdraft.rpc.roles import TARGET as TARGET
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.types.messages import Description, Drafted, Opened, PassDone, PromptScored, Scored
+from crossdraft.types.messages import (
+    Description,
+    Drafted,
+    OpenDrafter,
+    Opened,
+    OpenTarget,
+    PassDone,
+    PromptScored,
+    Scored,
+)
 
 Opening_contra = TypeVar("Opening_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
@@ -328,7 +326,7 @@ class ServerLink:
     def _received(self, number: int, message: Any, size: float) -> None:
         session = self._sessions.get(number)
         try:
-            if isinstance(message, BeginSession):
+            if isinstance(message, OpenTarget | OpenDrafter):
                 self._begin(number, message, size)
             elif session is None:
                 if isinstance(message, BadMessage):  # perhaps it was to begin one
@@ -343,13 +341,13 @@ class ServerLink:
         except Exception as error:  # a fault in one session, of client or service, ends no other
             self.end(number, error)
 
-    def _begin(self, number: int, begin: BeginSession[Any], size: float) -> None:
+    def _begin(self, number: int, opening: OpenTarget | OpenDrafter, size: float) -> None:
         if number in self._sessions:
             raise ProtocolBroken(f"session {number} is open already; give another session another number")
         try:
             if self._handlers.draining:
                 raise Unreachable("the service is shutting down")
-            request = log_context.request_id(begin.request_id) if begin.request_id else ""
+            request = log_context.request_id(opening.request_id) if opening.request_id else ""
             entry = self._handlers.activity.begin(request, self.peer, self._context.peer())
         except ServiceError as error:
             self.outbox.put(number, _ended(error))
@@ -357,7 +355,7 @@ class ServerLink:
             session = self._sessions[number] = Replies(self, number, entry)
             session.active = self._loop.time()
             session.tally.received(size)
-            session.open(self._handlers.service, begin.opening)
+            session.open(self._handlers.service, opening)
 
     def _forget(self, number: int, outcome: str) -> None:
         session = self._sessions.pop(number)
