@@ -432,10 +432,11 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
             for place, logits in full
         ]
         random = [replace(one, keyed=False) for one in keyed]
+        rows = [[replace(one, row_width=8) for one in draws] for draws in (keyed, random)]
         likeliest = [TopRequest(one.logits, options, clocks, one.at, True, 5, allowed) for one in keyed]
-        for requests in (keyed, random, likeliest):
+        for requests in (keyed, random, likeliest, *rows):
             for request, found in zip(requests, result(*requests), strict=True):
-                assert result(request) == [found]
+                assert plain(result(request)) == plain([found])
 
 
 @pytest.mark.parametrize("options", OPTIONS)

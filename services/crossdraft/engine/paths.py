@@ -1,7 +1,6 @@
 """Paths: several tokens, each drawn from the row after the one before, step by step on the device.
 
-Draws whose options are in tensors that stay can be captured as
-CUDA graphs, as the forwards between them are.
+Draws whose options are in tensors that stay can be captured as CUDA graphs, as the forwards between them are.
 """
 
 from collections.abc import Generator, Hashable, Sequence
