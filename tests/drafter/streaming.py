@@ -11,7 +11,7 @@ import torch
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
-from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
@@ -81,11 +81,11 @@ class Gate:
         self._steps = threading.Semaphore(0)
         self.works: list[ForwardRequest] = []
 
-    def __call__(self, shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
+    def __call__(self, shares: Sequence[ForwardRequest]) -> list[torch.Tensor | None]:
         if self._closed.is_set():
             self._entered.release()
             assert self._steps.acquire(timeout=LIMIT_SECONDS)
-        self.works += [share.request for share in shares]
+        self.works += shares
         return self._stepping(shares)
 
     def close(self) -> None:

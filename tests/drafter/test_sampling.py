@@ -17,6 +17,7 @@ from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions
 from tests.engine.gathering import Gate
 from tests.engine.taped import waits
+from tests.engine.tiny import result
 from tests.rpc.linked import Direct
 
 T = TypeVar("T")
@@ -27,11 +28,11 @@ def read_alone(asking: SamplerSteps[T]) -> T:
     try:
         wanted = next(asking)
         while True:
-            (found,) = wanted.run([wanted])
+            (found,) = result(wanted)
             wanted = asking.send(found)
     except StopIteration as end:
-        result: T = end.value
-        return result
+        found: T = end.value
+        return found
 
 
 class Copied(TorchFunctionMode):

@@ -7,7 +7,7 @@ from math import exp, log
 import pytest
 import torch
 
-from crossdraft.engine.requests import ScheduledRequest
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.text.letters import Letters, is_plain
@@ -150,7 +150,7 @@ async def test_logits_that_are_not_finite_end_the_drafters_session(
 ) -> None:
     step = drafter_model.thread._engine_step
 
-    def broken(scheduled: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
+    def broken(scheduled: Sequence[ForwardRequest]) -> list[torch.Tensor | None]:
         return [None if one is None else torch.full_like(one, torch.nan) for one in step(scheduled)]
 
     monkeypatch.setattr(drafter_model.thread, "_engine_step", broken)

@@ -3,8 +3,11 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import Any
 
-from crossdraft.engine.scheduler import Pause, ReadyRequest, Scheduler
+from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.scheduler import Pause, Scheduler
+from crossdraft.types.trees import TokenTree
 
 CHUNK = 512
 
@@ -56,6 +59,12 @@ class World:
         return [answer for answer in self.answers if answer.client == name]
 
 
+def ready(session: object, asked: float, due: int, end: int = 1, **more: Any) -> ForwardRequest:
+    """A request of so many tokens still, of which the last ones go together."""
+    tree = TokenTree((0,) * (end - 1), tuple(range(-1, end - 2)))
+    return ForwardRequest(session, (0,), tree, asked=asked, due=due, **more)
+
+
 def line(base: float, each: float) -> Callable[[int], float]:
     """A device whose step takes base + each * tokens, in seconds."""
     return lambda tokens: base + each * tokens
@@ -73,18 +82,15 @@ def simulated(clients: list[Client], seconds: Callable[[int], float], until: flo
             client.asked, client.left, client.began = coming.pop(name), next(client.text) + client.end, None
             scheduler.returns.asked(name, client.asked)
         waiting = [client for client in clients if client.asked is not None]
-        ready = [
-            ReadyRequest(one.name, one.asked, one.left, min(one.left, one.end), one.began is not None)
-            for one in waiting
-        ]
-        decided = scheduler.next(ready, now)
+        asking = [ready(one.name, one.asked, one.left, one.end, began=one.began) for one in waiting]
+        decided = scheduler.next(asking, now)
         if isinstance(decided, Pause):
             later = [] if decided.seconds is None else [now + decided.seconds]
             following = min([*coming.values(), *later, until])
             now = max(following, now + 1e-9)
             continue
-        took = seconds(sum(decided.tokens.values()))
-        taken = {waiting[index].name: tokens for index, tokens in decided.tokens.items()}
+        taken = {str(one.session): one.tokens for one in decided}
+        took = seconds(sum(taken.values()))
         world.steps.append(Taken(now, took, taken))
         scheduler.stepped(sum(taken.values()), took)
         for name, tokens in taken.items():

@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from crossdraft.engine import distributions
+from crossdraft.engine import attention, distributions
+from crossdraft.engine.attention import Group, Marks, Scores, Strided
 from crossdraft.engine.model_thread import ModelThread
 
 WAITING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique_dim", "_unique2"}
@@ -23,6 +24,23 @@ TO_THE_HOST = {"cpu", "item", "tolist", "nonzero", "masked_select", "equal", "un
     "argwhere",
     "is_nonzero",
 }
+
+
+def by_marks(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Scores) -> Tensor:
+    """What the kernel computes, block by block with torch; waits for the device."""
+    found = value.new_zeros(query.shape[1], len(query), value.shape[2])
+    for token in (marks[1] > 0).nonzero()[:, 0].tolist():
+        end = token + int(marks[1, token])
+        own = Marks(*marks[:, token:end])
+        start, used = int(own.firsts.min()), int(own.targets.max()) + 1
+        slots = torch.arange(start, used, device=query.device)
+        nodes = slots - own.bases[:, None]
+        seen = (slots >= own.firsts[:, None]) & (slots < own.limits[:, None])
+        seen |= (nodes >= 0) & (nodes < 64) & (own.lines[:, None] >> nodes.clamp(0, 63) & 1 != 0)
+        mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -torch.inf)
+        group = Group(token, end, 1, end - token, used - start, Strided(start, 0), mask[None, None])
+        found[token:end] = attention._group(group, query, key, value, how)
+    return found
 
 
 class NeverWaiting(TorchDispatchMode):

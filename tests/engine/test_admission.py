@@ -1,15 +1,7 @@
 """Which sessions have KV slots, which wait for them, and which are preempted."""
 
-from dataclasses import dataclass
-
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.scheduler import LEAST_TURN, WAIT, Admission
-
-
-@dataclass(frozen=True)
-class Job:
-    request: Request
-    asked: float
 
 
 class Cache:
@@ -33,20 +25,22 @@ class Service:
         self.cache = Cache(size)
         self.admission = Admission(self.cache.admits, self.cache.close)
 
-    def step(self, jobs: list[Job], now: float, expected: tuple[str, ...] = (), answers: bool = True) -> list[str]:
+    def step(
+        self, requests: list[Request], now: float, expected: tuple[str, ...] = (), answers: bool = True
+    ) -> list[str]:
         stepped = []
-        for job in self.admission.admitted(jobs, expected, now):
-            if self.cache.admits(job.request):
-                self.cache.sessions.add(job.request.session)
-                self.admission.stepped(job.request.session, now)
+        for request in self.admission.admitted(requests, expected, now):
+            if self.cache.admits(request):
+                self.cache.sessions.add(request.session)
+                self.admission.stepped(request.session, now)
                 if answers:
-                    self.admission.answered(job.request.session, now, lambda: 0.01)
-                stepped.append(str(job.request.session))
+                    self.admission.answered(request.session, now, lambda: 0.01)
+                stepped.append(str(request.session))
         return stepped
 
 
-def asks(name: str, at: float = 0.0) -> Job:
-    return Job(Request(name, (1, 2)), at)
+def asks(name: str, at: float = 0.0) -> Request:
+    return Request(name, (1, 2), asked=at)
 
 
 def test_who_fits_is_seated_and_who_does_not_waits() -> None:
@@ -105,8 +99,8 @@ def test_what_becomes_free_is_for_whoever_waited_longest() -> None:
     service = Service(2)
     service.cache = Sized(2)
     service.admission = Admission(service.cache.admits, service.cache.close)
-    assert service.step([Job(Request(name, (1,)), 0.4) for name in "st"], 0.4) == ["s", "t"]
-    large, later = Job(Request("large", (1, 2)), 0.1), Job(Request("u", (1,)), 0.2)
+    assert service.step([Request(name, (1,), asked=0.4) for name in "st"], 0.4) == ["s", "t"]
+    large, later = Request("large", (1, 2), asked=0.1), Request("u", (1,), asked=0.2)
     service.admission.close("t")
     assert service.step([large, later], 0.1 + WAIT, expected=("s",)) == []  # not "u", which would fit
     assert service.step([large, later], 0.4 + LEAST_TURN, expected=("s",)) == ["large"]

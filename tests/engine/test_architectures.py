@@ -17,6 +17,7 @@ from tests.engine.architectures import ARCHITECTURES, WINDOW, made
 from tests.engine.taped import taped
 from tests.engine.test_engine import BRANCHES, serve
 
+KERNEL = attention._by_kernel
 TEXT = tuple((5 * number + number // 7) % 97 for number in range(5 * WINDOW))  # 40 tokens, longer than a hashed block
 DEEP = tree_of([tuple(range(50, 50 + 2 * WINDOW)), (50, 51, 3, 4), (7, 8)], budget=40)  # a path of two windows
 
@@ -51,7 +52,7 @@ def test_logits_are_the_models_own_beyond_the_window(name: str, graphs: bool) ->
 )
 def test_so_they_are_by_the_kernel_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter."""
-    monkeypatch.setattr(attention, "_by_marks", attention._by_kernel)
+    monkeypatch.setattr(attention, "_by_kernel", KERNEL)
     monkeypatch.setattr(attention, "PARTS", 2)
     engine = Engine(made(name), chunk=2 * WINDOW - 1, graphs=True, graph_sizes=(8,))
     serve(engine, Request("a", TEXT[: WINDOW + 2]), Request("b", TEXT[:3]))

@@ -15,27 +15,29 @@ from torch import Tensor, nn
 
 from crossdraft.engine import attention
 from crossdraft.engine.attention import LayerLayout, Layout, Layouts, Scores, Window, attend
-from crossdraft.engine.batch import ALONE, CALL, BatchSlice, StepInputs, batch_of, grouped, numbers_of, visible
-from crossdraft.engine.kv_cache_manager import Extent
-from crossdraft.engine.requests import NO_TREE, CachedTokens, plan_inputs
+from crossdraft.engine.batch import ALONE, CALL, StepInputs, batch_of, grouped, numbers_of, visible
+from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import ROOT, TokenTree, tree_of
+from tests.engine.taped import by_marks
 from tests.engine.tiny import examples
 
 CPU = torch.device("cpu")
+KERNEL = attention._by_kernel  # in its interpreter
 WINDOWS = (None, Window(5), Window(6, chunked=True))
 PLACES = 2048
 
 
-def piece(number: int, start: int, size: int, held: int, tree: TokenTree = NO_TREE, text: int = 1) -> BatchSlice:
+def piece(number: int, start: int, size: int, held: int, tree: TokenTree = NO_TREE, text: int = 1) -> InputTokens:
     """A session of so many tokens that goes on with some more and a tree."""
     context = (0,) * (held + text)
     inputs = plan_inputs(CachedTokens(context[:held]), Request(number, context, tree))
-    return BatchSlice(Extent(start, size), inputs)
+    inputs.extents = [Extent(start, size)]
+    return inputs
 
 
-def starts(pieces: list[BatchSlice], heads: int = 4) -> list[list[int]]:
-    return [[one.extent.start for one in group] for group in grouped(pieces, heads)]
+def starts(pieces: list[InputTokens], heads: int = 4) -> list[list[int]]:
+    return [[one.extents[0].start for one in group] for group in grouped(pieces, heads)]
 
 
 def test_extents_of_one_size_at_equal_distances_are_one_group() -> None:
@@ -60,20 +62,20 @@ def test_a_much_shorter_session_attends_apart() -> None:
     assert starts([short, *others], heads=CALL) == [[0], [512, 1024]]
 
 
-def sessions(data: st.DataObject, most: int = 6, longest: int = 40) -> list[BatchSlice]:
+def sessions(data: st.DataObject, most: int = 6, longest: int = 40) -> list[InputTokens]:
     sizes = data.draw(st.lists(st.sampled_from([64, 64, 128]), min_size=1, max_size=most))
     trees = [TokenTree(), tree_of([(1, 2, 3), (1, 4), (5,)], 9), TokenTree((1, 2, 3), (ROOT, 0, 1))]
-    pieces: list[BatchSlice] = []
+    pieces: list[InputTokens] = []
     for number, size in enumerate(sizes):
         held, text = data.draw(st.tuples(st.integers(0, size - 48), st.integers(1, longest)))
         place = 128 * data.draw(st.sampled_from([number, number, 2 * number]))
-        if all(place + size <= one.extent.start or one.extent.end <= place for one in pieces):
+        if all(place + size <= one.extents[0].start or one.extents[0].end <= place for one in pieces):
             pieces.append(piece(number, place, size, held, data.draw(st.sampled_from(trees)), text))
     return pieces
 
 
 def check(
-    data: st.DataObject, layouts: Sequence[Layout | Tensor], slices: Sequence[BatchSlice], spoilt: bool = False
+    data: st.DataObject, layouts: Sequence[Layout | Tensor], slices: Sequence[InputTokens], spoilt: bool = False
 ) -> None:
     """Compares attention of these slices, and of padding after them, with one softmax a token.
 
@@ -88,7 +90,7 @@ def check(
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     key, value = (torch.randn(1, key_heads, PLACES, width, generator=generator) for _ in range(2))
     if spoilt:
-        own = [range(one.extent.start, one.extent.start + one.used) for one in slices]
+        own = [range(one.extents[0].start, one.extents[0].start + one.used()) for one in slices]
         others = torch.tensor([slot for slot in range(PLACES) if not any(slot in each for each in own)])
         key[:, :, others] = value[:, :, others] = torch.nan
     tokens = sum(one.count for one in slices)
@@ -116,10 +118,10 @@ def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
     check(data, batch.layouts, batch.slices)
     (mapping,) = batch.slot_mappings
     target = torch.arange(PLACES)[mapping] if isinstance(mapping, slice) else mapping
-    assert target.tolist() == [one.extent.start + place for one in batch.slices for place in one.inputs.slots]
+    assert target.tolist() == [one.extents[0].start + place for one in batch.slices for place in one.places]
 
 
-def marks_of(slices: Sequence[BatchSlice], padding: int) -> tuple[Tensor, ...]:
+def marks_of(slices: Sequence[InputTokens], padding: int) -> tuple[Tensor, ...]:
     numbers = numbers_of(slices, sum(one.count for one in slices) + padding, WINDOWS, [PLACES - 1] * len(WINDOWS))
     return StepInputs.of(torch.from_numpy(numbers)).marks
 
@@ -136,7 +138,7 @@ def test_every_token_attends_to_what_its_marks_say(data: st.DataObject, padding:
 def test_the_kernel_does_too(data: st.DataObject, padding: int, parts: int) -> None:
     """In Triton's interpreter."""
     slices = sessions(data, most=3, longest=12)
-    with patch.object(attention, "_by_marks", attention._by_kernel), patch.object(attention, "PARTS", parts):
+    with patch.object(attention, "_by_kernel", KERNEL), patch.object(attention, "PARTS", parts):
         check(data, marks_of(slices, padding), slices, spoilt=True)
 
 
@@ -147,7 +149,7 @@ def test_the_kernel_hides_no_key_that_is_not_finite() -> None:
     key[:, 5] = torch.nan
     for sinks, parts in itertools.product((None, torch.zeros(2)), (1, 4)):
         with patch.object(attention, "PARTS", parts):
-            assert attention._by_kernel(query, key, value, marks, Scores(sinks=sinks)).isnan().all()
+            assert KERNEL(query, key, value, marks, Scores(sinks=sinks)).isnan().all()
 
 
 def test_keys_and_values_are_written_by_one_kernel() -> None:
@@ -173,8 +175,8 @@ def test_the_kernel_divides_a_long_context(dtype: torch.dtype, apart: float, par
     query = torch.randn(10, marks.shape[1], 24, generator=draw).to(dtype)
     how = Scores(sinks=torch.randn(10, generator=draw).to(dtype))
     with patch.object(attention, "PARTS", parts):
-        found = attention._by_kernel(query, key, value, marks, how)
-    torch.testing.assert_close(found, attention._by_marks(query, key, value, marks, how), atol=apart, rtol=0)
+        found = KERNEL(query, key, value, marks, how)
+    torch.testing.assert_close(found, by_marks(query, key, value, marks, how), atol=apart, rtol=0)
 
 
 FOR_A_GPU = """
@@ -207,13 +209,13 @@ def test_the_kernels_are_code_for_a_gpu() -> None:
 
 
 def _expected(
-    pieces: tuple[BatchSlice, ...], query: Tensor, key: Tensor, value: Tensor, how: Scores, window: Window | None
+    pieces: tuple[InputTokens, ...], query: Tensor, key: Tensor, value: Tensor, how: Scores, window: Window | None
 ) -> Tensor:
     """Token by token and head by head."""
     rows = []
     for one in pieces:
-        for seen in torch.from_numpy(visible([one], one.count, one.used, window)[0]):
-            places = one.extent.start + seen.nonzero()[:, 0]
+        for seen in torch.from_numpy(visible([one], one.count, one.used(), window)[0]):
+            places = one.extents[0].start + seen.nonzero()[:, 0]
             heads = []
             for head, asked in enumerate(query[:, len(rows)]):
                 mine = head // (len(query) // len(key))

@@ -5,20 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.engine.attention import Window
-from crossdraft.engine.batch import BatchSlice, Numbers, following_numbers, numbers_of, too_large
-from crossdraft.engine.kv_cache_manager import Extent, size_for
-from crossdraft.engine.requests import NO_TREE, CachedTokens, InputTokens, plan_inputs
+from crossdraft.engine.batch import Numbers, following_numbers, numbers_of, too_large
+from crossdraft.engine.kv_cache_manager import size_for
+from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 
 NOBODYS = 9999
 
 
-def piece(held: int, text: int = 1, tree: TokenTree = NO_TREE, start: int = 0) -> BatchSlice:
+def piece(held: int, text: int = 1, tree: TokenTree = NO_TREE, start: int = 0) -> InputTokens:
     """A session of so many tokens that goes on with some more and a tree."""
     context = tuple(range(held + text))
     inputs = plan_inputs(CachedTokens(context[:held]), Request(start, context, tree))
-    return BatchSlice(Extent(start, size_for(len(context) + len(tree))), inputs)
+    inputs.extents = [Extent(start, size_for(len(context) + len(tree)))]
+    return inputs
 
 
 def chain(nodes: int) -> TokenTree:
@@ -28,16 +29,15 @@ def chain(nodes: int) -> TokenTree:
 WINDOWS = (None, Window(9), Window(7, chunked=True))
 
 
-def one_token(place: int, base: int, start: int) -> BatchSlice:
+def one_token(place: int, base: int, start: int) -> InputTokens:
     """The token with this number in a session; layers with a window have it from `base` on."""
-    inputs = InputTokens([0], [place], [place], (0,), place + 1, NO_TREE)
-    apart = InputTokens([0], [place], [place - base], (0,), place - base + 1, NO_TREE, base=base)
-    return BatchSlice(Extent(start, 128), inputs, BatchSlice(Extent(start + 4096, 64), apart))
+    extents = Extent(start, 128), Extent(start + 4096, 64, base)
+    return InputTokens([0], [place], [place], (0,), place + 1, NO_TREE, extents=extents)
 
 
 @given(st.lists(st.tuples(st.integers(20, 60), st.integers(0, 20)), min_size=1, max_size=4), st.integers(1, 6))
 def test_the_numbers_that_follow_are_those_of_the_tokens_after(places: list[tuple[int, int]], steps: int) -> None:
-    def numbers(step: int) -> tuple[list[BatchSlice], Numbers]:
+    def numbers(step: int) -> tuple[list[InputTokens], Numbers]:
         slices = [one_token(place + step, base, 128 * at) for at, (place, base) in enumerate(places)]
         return slices, numbers_of(slices, len(slices) + 2, WINDOWS, [NOBODYS] * len(WINDOWS))
 

@@ -1,5 +1,6 @@
 """The engine of drafters that read hidden states: a node has the logits of its own path, read token by token."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from crossdraft.engine.eagle.engine import EagleEngine, StateLayer
 from crossdraft.engine.loader import FUSION, LoadOptions, load_model
 from crossdraft.engine.names import BUNDLED, ModelLoadError
-from crossdraft.engine.requests import ContextOverflowError, ForwardRequest, ScheduledRequest, common_prefix
+from crossdraft.engine.requests import ContextOverflowError, ForwardRequest, common_prefix
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import Side
 from crossdraft.types.trees import ROOT, TokenTree
@@ -138,7 +139,7 @@ def test_sessions_of_one_step_do_not_see_each_other(layer: StateLayer) -> None:
         ForwardRequest("c", TEXT * 3, TokenTree((1, 2), (ROOT, 0))),
         ForwardRequest("a", TEXT),  # another one of the same session: later
     ]
-    *found, later = engine.step([ScheduledRequest(one, 512) for one in requests])
+    *found, later = engine.step([replace(one, tokens=512) for one in requests])
     assert later is None
     for logits, request in zip(found, requests, strict=False):
         compare(layer, logits, request, {})
@@ -146,9 +147,9 @@ def test_sessions_of_one_step_do_not_see_each_other(layer: StateLayer) -> None:
 
 def test_a_long_text_is_read_in_parts(layer: StateLayer) -> None:
     engine, request = EagleEngine(layer, None, 1), ForwardRequest("a", TEXT * 3)
-    assert engine.step([ScheduledRequest(request, 16)]) == [None]
+    assert engine.step([replace(request, tokens=16)]) == [None]
     assert engine.remaining(request) == 5
-    (logits,) = engine.step([ScheduledRequest(request, 16)])
+    (logits,) = engine.step([replace(request, tokens=16)])
     states = {16: engine._texts["a"].states[15]}  # the part goes on from what it has led to
     compare(layer, logits[:0] if logits is None else logits, request, states)
 
@@ -164,7 +165,7 @@ def test_what_a_session_may_take(layer: StateLayer) -> None:
         engine.forward([ForwardRequest(name, TEXT)])
     third = ForwardRequest("c", TEXT)
     assert (engine.slots_in_use, engine.admits(third)) == (256, False)
-    assert engine.step([ScheduledRequest(third, 512)]) == [None]
+    assert engine.step([replace(third, tokens=512)]) == [None]
     engine.close("a")
     engine.give("b", TEXT, {})
     assert engine.admits(third)

@@ -1,6 +1,7 @@
 """Partial steps, slots and other sessions' texts: whatever the order, logits are those of plain forwards."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,8 @@ from transformers import PreTrainedModel
 
 from crossdraft.engine import runner
 from crossdraft.engine.engine import CHUNK, Engine
-from crossdraft.engine.kv_cache_manager import KVCacheManager, SlotPool
+from crossdraft.engine.kv_cache_manager import SlotAllocator
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.types.trees import TokenTree, tree_of
 from tests.engine.taped import taped
 from tests.engine.test_engine import PROMPT, assert_right, plain, serve
@@ -34,8 +34,8 @@ def capture() -> Iterator[None]:
 def small(model: PreTrainedModel, places: int, graphs: bool = False, chunk: int = CHUNK) -> Engine:
     """An engine with so few places that sessions have to wait."""
     engine = Engine(model, graphs=graphs, chunk=chunk)
-    pools = [SlotPool(pool.memory, places, pool.window, pool.chunk) for pool in engine._manager.pools]
-    engine._manager = KVCacheManager(pools)
+    for pool in engine._manager.pools:
+        pool.allocator = SlotAllocator(places)
     return engine
 
 
@@ -48,7 +48,7 @@ def test_who_has_no_places_waits_and_nothing_of_it_is_fed(llama: PreTrainedModel
         serve(engine, request)
     assert engine.slots_in_use == 128
     assert not engine.admits(third)
-    assert engine.step([Scheduled(third, 9)]) == [None]
+    assert engine.step([replace(third, tokens=9)]) == [None]
     engine.close("b")
     assert engine.slots_in_use == 64
     assert engine.admits(third)
@@ -60,7 +60,7 @@ def test_who_has_no_places_waits_and_nothing_of_it_is_fed(llama: PreTrainedModel
 
 def test_one_session_twice_in_a_step_is_fed_once(llama: PreTrainedModel) -> None:
     engine = Engine(llama)
-    first, second = engine.step([Scheduled(Request("a", PROMPT), 9), Scheduled(Request("a", (*PROMPT, 1)), 9)])
+    first, second = engine.step([Request("a", PROMPT, tokens=9), Request("a", (*PROMPT, 1), tokens=9)])
     assert second is None
     assert first is not None
     assert_right(llama, Request("a", PROMPT), first)
@@ -99,14 +99,14 @@ def test_random_schedules(data: st.DataObject) -> None:
                 data, requests.get(name) or data.draw(st.sampled_from([None, *requests.values()])), name, token
             )
         names = data.draw(st.permutations(sorted(requests)))
-        shares = [Scheduled(requests[one], data.draw(st.sampled_from([1, 3, 20, 100]))) for one in names]
+        shares = [replace(requests[one], tokens=data.draw(st.sampled_from([1, 3, 20, 100]))) for one in names]
         admitted = {one: engine.admits(requests[one]) for one in names}
         dues = {one: engine.remaining(requests[one]) for one in names}
         before = engine.computed
         for share, logits in zip(shares, engine.step(shares), strict=True):
             if logits is not None:
-                assert admitted[share.request.session]
-                assert_right(model, share.request, logits)
+                assert admitted[share.session]
+                assert_right(model, share, logits)
         assert engine.computed - before <= sum(dues.values())
         assert not shares or not admitted[names[0]] or engine.computed > before or dues[names[0]] == 0
     for name in requests:

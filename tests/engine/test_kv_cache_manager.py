@@ -108,10 +108,11 @@ def test_the_longest_is_found_whatever_came_and_went(data: st.DataObject) -> Non
 SLOTS = 14 * UNIT
 
 
-class Cells:
+class Cells(SlotPool):
     """A store of ids instead of keys and values."""
 
     def __init__(self, places: int) -> None:
+        super().__init__(places)
         self.cells = [-1] * places
         self.writers: list[str | None] = [None] * places  # sessions; None: nobody, since the place was cleared
 
@@ -128,7 +129,7 @@ class Cells:
         return -2 not in self.cells[start : start + count]
 
     def of(self, entry: CacheEntry) -> tuple[int, ...]:
-        start = entry.extent.start
+        start = entry.extents[0].start
         return tuple(self.cells[start : start + len(entry.cached.ids)])
 
 
@@ -139,9 +140,9 @@ def fed(cells: Cells, manager: KVCacheManager, request: Request) -> int:
     assert cells.of(entry) == entry.cached.ids
     shared = next((n for n, (a, b) in enumerate(zip(entry.cached.ids, request.context, strict=False)) if a != b), None)
     kept = min(len(entry.cached.ids), len(request.context)) if shared is None else shared
-    start, end = entry.extent.start, entry.extent.start + len(request.context) + len(request.tree)
+    start, end = entry.extents[0].start, entry.extents[0].start + len(request.context) + len(request.tree)
     session, own = str(request.session), start + len(entry.cached.ids)
-    assert set(cells.writers[own : entry.extent.end]) <= {None, session}  # masked places have nothing of others
+    assert set(cells.writers[own : entry.extents[0].end]) <= {None, session}  # masked places have nothing of others
     cells.cells[start + kept : end] = [*request.context[kept:], *request.tree.tokens]
     cells.writers[start:end] = [session] * (end - start)
     cells.writers[start:own] = [session] * (own - start)
@@ -157,7 +158,7 @@ def text(size: int, last: int = 0) -> tuple[int, ...]:
 @given(st.data())
 def test_random_histories(data: st.DataObject) -> None:
     cells = Cells(SLOTS)
-    manager = KVCacheManager([SlotPool(cells, SLOTS)])
+    manager = KVCacheManager([cells])
     contexts: dict[str, tuple[int, ...]] = {}
     closed = dict.fromkeys("abcdef", 0)
     for _ in range(data.draw(st.integers(1, 25))):
@@ -195,7 +196,7 @@ def test_random_histories(data: st.DataObject) -> None:
 
 def test_a_session_starts_with_what_another_one_has_of_its_text() -> None:
     cells = Cells(SLOTS)
-    manager = KVCacheManager([SlotPool(cells, SLOTS)])
+    manager = KVCacheManager([cells])
     assert fed(cells, manager, Request("a", text(100))) == 100
     assert fed(cells, manager, Request("b", text(101, 5))) == 2
     assert fed(cells, manager, Request("c", text(BLOCK))) == BLOCK  # 31 of them: less than a block
@@ -209,7 +210,7 @@ def test_a_session_starts_with_what_another_one_has_of_its_text() -> None:
 
 def test_nobody_starts_with_what_others_have_where_that_is_not_wanted() -> None:
     cells = Cells(SLOTS)
-    manager = KVCacheManager([SlotPool(cells, SLOTS)], reuse=False)
+    manager = KVCacheManager([cells], reuse=False)
     long = text(3 * BLOCK)
     assert fed(cells, manager, Request("one", long)) == 3 * BLOCK
     assert fed(cells, manager, Request("two", long)) == 3 * BLOCK
@@ -221,11 +222,11 @@ def test_nobody_starts_with_what_others_have_where_that_is_not_wanted() -> None:
 
 def test_nobody_starts_with_what_are_no_numbers() -> None:
     cells = Cells(SLOTS)
-    manager = KVCacheManager([SlotPool(cells, SLOTS)])
+    manager = KVCacheManager([cells])
     assert fed(cells, manager, Request("a", text(100))) == 100
     first = manager.get("a")
     assert first is not None
-    cells.cells[first.extent.start + 70] = -2
+    cells.cells[first.extents[0].start + 70] = -2
     assert fed(cells, manager, Request("b", (*text(100), 9))) == 101
     manager.close("b")
     assert fed(cells, manager, Request("c", (*text(100), 9, 9))) == 1  # b's are numbers
@@ -233,7 +234,7 @@ def test_nobody_starts_with_what_are_no_numbers() -> None:
 
 def test_what_ended_sessions_left_goes_first_and_the_latest_used_last() -> None:
     cells = Cells(4 * UNIT)
-    manager = KVCacheManager([SlotPool(cells, 4 * UNIT)])
+    manager = KVCacheManager([cells])
     for name, last in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
         fed(cells, manager, Request(name, (last,) * 40))
         manager.close(name)
@@ -251,7 +252,7 @@ def test_what_ended_sessions_left_goes_first_and_the_latest_used_last() -> None:
 
 def test_an_extent_grows_where_it_lies_or_moves_even_over_itself() -> None:
     cells = Cells(4 * UNIT)
-    manager = KVCacheManager([SlotPool(cells, 4 * UNIT)])
+    manager = KVCacheManager([cells])
     assert fed(cells, manager, Request("a", (1,) * 10)) == 10
     assert fed(cells, manager, Request("a", (1,) * UNIT * 2)) == UNIT * 2 - 10
     assert fed(cells, manager, Request("b", (2,) * UNIT)) == UNIT

@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 from crossdraft.engine.device import DeviceTimer, Fetching
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, ModelThreadClosedError
-from crossdraft.engine.paths import PathRequest, PathResult
+from crossdraft.engine.paths import draw_path
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.engine.sampler import Clocks, SamplerRequest
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
@@ -59,8 +58,8 @@ def worker() -> Iterator[ModelThread]:
 
 def greedy_path(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
     options = SamplingOptions(temperature=0)
-    found: PathResult = yield PathRequest(Request(session, ids, more=count - 1), options, CLOCKS, (NoiseKey(0), 0))
-    return (*ids, *(token for token, _ in found.drawn))
+    found, _ = yield from draw_path(Request(session, ids, more=count - 1), options, CLOCKS, (NoiseKey(0), 0))
+    return (*ids, *(one.token for one in found))
 
 
 @pytest.mark.parametrize("make", [greedy, greedy_path])
@@ -146,7 +145,7 @@ async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
     engine = Engine(MODEL, chunk=8)
     entered, go_on = threading.Event(), threading.Event()
 
-    def held(shares: Sequence[Scheduled]) -> list[torch.Tensor | None]:
+    def held(shares: Sequence[Request]) -> list[torch.Tensor | None]:
         entered.set()
         assert go_on.wait(120)
         return engine.step(shares)
@@ -269,7 +268,7 @@ def reads(session: str, kinds: Sequence[str], bad: bool = False) -> Job[list[tup
     answer: ForwardResult = yield Request(session, PROMPT)
     found = []
     for kind in kinds:
-        found.append((yield from Sizes(answer.logits, kind, bad).result()))
+        found.append((yield Sizes(answer.logits, kind, bad)))
     yield Request(session, (*PROMPT, 1))
     return found
 
@@ -292,7 +291,7 @@ async def test_a_reading_without_an_answer_ends_only_its_job(worker: ModelThread
 
 async def test_a_job_may_read_before_its_first_work_or_without_any(worker: ModelThread) -> None:
     def early(requests: int) -> Job[tuple[int, int]]:
-        found = yield from Sizes(torch.zeros(3, 5)).result()
+        found = yield Sizes(torch.zeros(3, 5))
         for _ in range(requests):
             yield Request("a", PROMPT)
         return found

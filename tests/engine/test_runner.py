@@ -14,11 +14,11 @@ import triton
 from transformers import PreTrainedModel
 
 from crossdraft.engine import attention, distributions, runner
-from crossdraft.engine.batch import BatchSlice, StepInputs, numbers_of
+from crossdraft.engine.batch import StepInputs, numbers_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.model_thread import Job, ModelThread
-from crossdraft.engine.paths import PathRequest, PathResult, Paths, standing_draws
+from crossdraft.engine.paths import Paths, draw_path, standing_draws
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
 from crossdraft.engine.sampler import Clocks
@@ -100,8 +100,8 @@ DRAWS = {
 
 def drawn_path(session: str, ids: tuple[int, ...], count: int, options: SamplingOptions, clocks: Clocks) -> Job[Path]:
     at = (NoiseKey(len(ids)), 5)
-    found: PathResult = yield PathRequest(Request(session, ids, more=count - 1), options, clocks, at)
-    return (*ids, *(token for token, _ in found.drawn))
+    found, _ = yield from draw_path(Request(session, ids, more=count - 1), options, clocks, at)
+    return (*ids, *(one.token for one in found))
 
 
 @pytest.mark.parametrize("pruned", [False, True])
@@ -196,8 +196,8 @@ def test_padding_is_written_to_slots_that_are_nobodys(llama: PreTrainedModel) ->
 
 
 def only(plan: InputTokens, token: int) -> InputTokens:
-    lists = (plan.tokens[token : token + 1], plan.positions[token : token + 1], plan.slots[token : token + 1])
-    return replace(plan, tokens=lists[0], positions=lists[1], slots=lists[2], wanted=(0,))
+    lists = (plan.tokens[token : token + 1], plan.positions[token : token + 1], plan.places[token : token + 1])
+    return replace(plan, tokens=lists[0], positions=lists[1], places=lists[2], wanted=(0,))
 
 
 def test_a_forward_may_be_run_several_times_in_one_capture(llama: PreTrainedModel) -> None:
@@ -207,12 +207,12 @@ def test_a_forward_may_be_run_several_times_in_one_capture(llama: PreTrainedMode
     engine.forward([Request(name, text, wanted=()) for name, text in texts.items()])
     manager, graphs, steps = engine._manager, engine.runner.graphs, []
     plans = [
-        (entry.extent, plan_inputs(entry.cached, Request(name, text, chain)))
+        (entry.extents, plan_inputs(entry.cached, Request(name, text, chain)))
         for name, text in texts.items()
         if (entry := manager.get(name))
     ]
     for step in range(3):
-        slices = [BatchSlice(extent, only(plan, step)) for extent, plan in plans]
+        slices = [replace(only(plan, step), extents=extents) for extents, plan in plans]
         steps.append(torch.from_numpy(numbers_of(slices, 4, (None,), [engine._cache.pools[0].padding_slot])))
     given, drawn = torch.stack(steps), torch.zeros(4, 4, dtype=torch.int64)
 
@@ -318,7 +318,7 @@ def test_captures_that_are_wrong_are_not_used(
 def test_a_kernel_that_does_not_run_is_not_used(
     llama: PreTrainedModel, error: type[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_by_marks", Mock(side_effect=error("out of shared memory")))
+    monkeypatch.setattr(attention, "_by_kernel", Mock(side_effect=error("out of shared memory")))
     engine = Engine(llama, graphs=True)
     assert engine.runner.graphs is None
     assert re.search("attention in one kernel is not used: .*out of shared memory", caplog.text)

@@ -36,7 +36,7 @@ from crossdraft.types.rows import Row
 from crossdraft.verification.noise import KeyedNoise, moment, moments, uniform_words
 from tests.engine.taped import Tape
 from tests.engine.test_distributions import distribution
-from tests.engine.tiny import nodes
+from tests.engine.tiny import nodes, result
 
 full = pytest.mark.full
 SIZE = 20
@@ -54,7 +54,7 @@ def draws() -> list[Draws]:
 
 def sampled(options: SamplingOptions, likely: int = 0, logits: torch.Tensor = LOGITS) -> tuple[Sample, ...]:
     request = SampleRequest(nodes(logits, options, History((2,), [(3,)] * 4), (1,)), CLOCKS, KEY, OFFSETS, likely)
-    (found,) = request.run([request])
+    (found,) = result(request)
     return found()
 
 
@@ -97,19 +97,33 @@ OF_LOGITS: dict[str, Callable[[torch.Tensor, SamplingOptions], SamplerRequest[An
 def test_logits_that_are_no_numbers_are_an_error(what: str, options: SamplingOptions, places: slice | int) -> None:
     logits = LOGITS.clone()
     asked = OF_LOGITS[what](logits, options)
-    asked.run([asked])
+    result(asked)
     logits[2, places] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
-        asked.run([asked])
+        result(asked)
 
 
 def ranked(
-    options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None
-) -> tuple[list[int], ...]:
+    options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None, row_width: int = 0
+) -> list[list[int]]:
     at = [draws.at(offset) for offset in OFFSETS]
-    request = DrawRequest(LOGITS, options, CLOCKS, at, draws.key is not None, beside, allowed)
-    (found,) = request.run([request])
-    return found
+    request = DrawRequest(LOGITS, options, CLOCKS, at, draws.key is not None, beside, allowed, row_width)
+    (own,) = result(DistributionRequest(LOGITS, options, row_width, allowed))
+    (found,) = result(request)
+    for (_, own_row, _), cut in zip(found, own, strict=True):
+        assert (own_row is not None) == (row_width > 0)
+        for one, other in zip(own_row or (), cut, strict=False):
+            np.testing.assert_array_equal(one, other)
+    return [[one.token, *one.others] for one in found]
+
+
+def by_hand(draws: Draws, ids: np.ndarray, row: np.ndarray, offset: int, count: int) -> list[int]:
+    """A draw, and the next ones in the same race, or without a key the likeliest."""
+    key, offset = draws.at(offset)
+    drawn, ids, row = draws.noise.draw(ids, row, key, offset), ids[row > 0], row[row > 0]
+    distances = -row if draws.key is None else draws.noise.exponentials(key, offset, ids) / row
+    nearest = ids[np.argsort(distances, kind="stable")].tolist()
+    return [drawn, *[token for token in nearest if token != drawn][:count]]
 
 
 @pytest.mark.parametrize("kind", [0, 1])
@@ -125,10 +139,14 @@ def test_draws_from_whole_distributions_are_those_of_distributions_that_were_fet
         found = ranked(options, here, 3, columns)
         distributions = distribution(LOGITS[:, ids], options).numpy()
         due = [
-            there.ranked(ids, row, offset, 0 if place else 3)
+            by_hand(there, ids, row, offset, 0 if place else 3)
             for place, (row, offset) in enumerate(zip(distributions, OFFSETS, strict=True))
         ]
-        assert list(found) == due
+        assert found == due
+        (cut,) = result(DistributionRequest(LOGITS, options, 5, columns))
+        each = enumerate(zip(cut, OFFSETS, strict=True))
+        due = [by_hand(there, *row, offset, 0 if place else 3) for place, (row, offset) in each]
+        assert ranked(options, here, 3, columns, 5) == due
 
 
 def test_where_few_can_be_drawn_the_best_others_stand_beside() -> None:
@@ -224,12 +242,13 @@ def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(
     clocks = Clocks(MANY_NOISE, CPU, lengths=[1 + token % 3 for token in range(MANY)])
     clocks._on_host = False
     columns = None if allowed is None else Columns.of(allowed, CPU)
-    requests = [
-        PathRequest(ForwardRequest(place, (1,), more=2), options, clocks, (NoiseKey(place), 4), width, columns)
-        for place in range(5)
-    ]
     logits = torch.randn(4, 5, MANY, generator=torch.Generator().manual_seed(2)) * 3
-    paths, here = Paths(requests, logits[0]), torch.empty(5, MANY)
+    forward = ForwardRequest(0, (1,), more=2)
+    requests = [
+        PathRequest(row[None], forward, options, clocks, (NoiseKey(place), 4), width, columns)
+        for place, row in enumerate(logits[0])
+    ]
+    paths, here = Paths(requests), torch.empty(5, MANY)
     paths.begin()
     (replay, captured) = taped_extension(paths, here.copy_(logits[1]))
     for step in (2, 3):
@@ -260,11 +279,12 @@ def taped_extension(paths: Paths, logits: torch.Tensor) -> tuple[Callable[[], No
 
 def draw_of(request: PathRequest, rows: torch.Tensor, steps: int) -> int:
     """The last of some tokens that are drawn one after another, by requests of their own."""
+    key, offset = request.at
     for row in rows[: steps + 1]:
         one = DistributionRequest(row[None], request.options, request.row_width, request.allowed)
-        ((ids, weights),) = one.run([one])[0]
-        (token,) = Draws(MANY_NOISE, request.at[0]).ranked(ids, weights, request.at[1], 0)
-        request = request.after((token,))
+        ((ids, weights),) = result(one)[0]
+        token = MANY_NOISE.draw(ids, weights, key, offset)
+        offset += request.clocks.letters[token]
     return token
 
 
@@ -349,10 +369,10 @@ def plain(found: object) -> object:
 
 
 def check(requests: list[SamplerRequest]) -> None:
-    together = requests[0].run(requests)
+    together = result(*requests)
     assert len(together) == len(requests)
     for request, found, count in zip(requests, together, COUNTS, strict=True):
-        (alone,) = request.run([request])
+        (alone,) = result(request)
         assert plain(found) == plain(alone)
         assert len(plain(found)) == count
 
@@ -412,10 +432,11 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
             for place, logits in full
         ]
         random = [replace(one, keyed=False) for one in keyed]
+        rows = [[replace(one, row_width=8) for one in draws] for draws in (keyed, random)]
         likeliest = [TopRequest(one.logits, options, clocks, one.at, True, 5, allowed) for one in keyed]
-        for requests in (keyed, random, likeliest):
-            for request, found in zip(requests, requests[0].run(requests), strict=True):
-                assert request.run([request]) == [found]
+        for requests in (keyed, random, likeliest, *rows):
+            for request, found in zip(requests, result(*requests), strict=True):
+                assert plain(result(request)) == plain([found])
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -426,7 +447,7 @@ def test_the_likeliest_ids_and_their_weights(options: SamplingOptions, keyed: bo
     size, key = 50, NoiseKey(3)
     logits, clocks = torch.randn(4, size, generator=torch.Generator().manual_seed(1)), clocks_of(size)
     request = TopRequest(logits, options, clocks, [(key, at) for at in range(4)], keyed, 7)
-    (rows,) = request.run([request])
+    (rows,) = result(request)
     for at, row in enumerate(rows):
         warming = replace(options, temperature=options.temperature or 1.0)
         weights = tempered(logits[at : at + 1], Warping.of([warming], [1], CPU))[0]

@@ -2,25 +2,26 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, pairwise, repeat
 from statistics import mean, median
 
 import pytest
 
 from crossdraft.engine import scheduler as scheduling
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.scheduler import (
     LEAST,
     REACH,
     Pause,
-    ReadyRequest,
     ReturnTimes,
-    ScheduledStep,
     Scheduler,
     StepCosts,
     divided,
+    is_long,
     worth_waiting,
 )
-from tests.engine.simulated import CHUNK, Client, World, line, simulated
+from tests.engine.simulated import CHUNK, Client, World, line, ready, simulated
 
 DEVICE = line(0.018, 0.0005)  # 20 ms for a pass of a few tokens
 
@@ -135,13 +136,18 @@ def test_no_pause_is_longer_in_all_than_a_round_or_its_share_of_a_step(halves: b
     for tokens in range(1, 100):
         scheduler.stepped(tokens, 0.02)
     began = now = expecting(scheduler)
-    decided: ScheduledStep | Pause = Pause(None)
-    while isinstance(decided := scheduler.next([ReadyRequest("z", began, 6, 6)], now), Pause):
+    while isinstance(decided := scheduler.next([ready("z", began, 6, 6)], now), Pause):
         now += 0.0005
         for name in "abcdefgh":  # they put it off again and again
             scheduler.returns.answered(name, now - 0.009)
     assert (scheduling.MOST_PUT_OFF * 0.02 + 0.001 if halves else 0) < now - began <= most + 0.001
-    assert decided == ScheduledStep({0: 6})
+    assert [one.tokens for one in decided] == [6]
+
+
+def stepped(scheduler: Scheduler, *asked: ForwardRequest, at: float = 4.0) -> list[ForwardRequest]:
+    decided = scheduler.next(asked, at)
+    assert not isinstance(decided, Pause)
+    return decided
 
 
 def going_round(count: int, each: float = 1e-5) -> tuple[Scheduler, float]:
@@ -157,18 +163,18 @@ def going_round(count: int, each: float = 1e-5) -> tuple[Scheduler, float]:
     return scheduler, 0.026 * 39 + 0.016
 
 
-def asking(*names: int | str, at: float = 0.0, text: int = 0) -> list[ReadyRequest]:
-    return [ReadyRequest(name, at, 6 + text, 6) for name in names]
+def asking(*names: int | str, at: float = 0.0, text: int = 0) -> list[ForwardRequest]:
+    return [ready(name, at, 6 + text, 6) for name in names]
 
 
 def test_beside_another_model_a_step_has_half_of_those_that_go_round() -> None:
     scheduler, now = going_round(8)
-    for ready in range(1, 8):
-        decided = scheduler.next(asking(*range(ready), at=now), now)
-        assert isinstance(decided, Pause if ready < 4 else ScheduledStep), ready
-    assert isinstance(scheduler.next(asking(0, text=100, at=now), now), ScheduledStep)  # a prompt
-    assert isinstance(scheduler.next([asking(0, at=now)[0]._replace(back=False)], now), ScheduledStep)
-    assert isinstance(scheduler.next(asking(0, at=now), now + 0.1), ScheduledStep)  # the others are late
+    for count in range(1, 8):
+        decided = scheduler.next(asking(*range(count), at=now), now)
+        assert isinstance(decided, Pause if count < 4 else list), count
+    assert isinstance(scheduler.next(asking(0, text=100, at=now), now), list)  # a prompt
+    assert isinstance(scheduler.next([replace(asking(0, at=now)[0], back=False)], now), list)
+    assert isinstance(scheduler.next(asking(0, at=now), now + 0.1), list)  # the others are late
 
 
 def test_who_is_back_at_once_waits_for_nobody_that_is_long_away_nor_where_a_step_has_no_base() -> None:
@@ -176,7 +182,7 @@ def test_who_is_back_at_once_waits_for_nobody_that_is_long_away_nor_where_a_step
     for visit in range(60):
         scheduler.returns.answered("near", now - 0.02 + 0.0001 * visit)
         scheduler.returns.asked("near", now - 0.02 + 0.0001 * (visit + 1))
-    assert isinstance(scheduler.next(asking("near", at=now), now), ScheduledStep)
+    assert isinstance(scheduler.next(asking("near", at=now), now), list)
     for each, waits in ((1e-5, True), (0.002, False)):
         scheduler, now = going_round(8, each)
         assert isinstance(scheduler.next(asking(0, at=now), now - 0.009), Pause) == waits
@@ -187,7 +193,7 @@ def test_nobody_is_waited_for_where_a_shared_step_saves_nothing() -> None:
     now = expecting(scheduler)
     for name in "abcdefgh":
         scheduler.returns.answered(name, now - 0.009)
-    assert scheduler.next([ReadyRequest("z", now, 6, 6)], now) == ScheduledStep({0: 6})
+    assert [one.tokens for one in stepped(scheduler, ready("z", now, 6, 6), at=now)] == [6]
 
 
 def test_the_rule_of_waiting() -> None:
@@ -201,13 +207,11 @@ def test_the_rule_of_waiting() -> None:
 
 def test_works_that_exceed_a_chunk_take_turns_by_age_and_one_alone_is_never_too_large() -> None:
     scheduler = Scheduler(64)
-    ready = [ReadyRequest("c", 3.0, 40, 40), ReadyRequest("a", 1.0, 40, 40), ReadyRequest("b", 2.0, 20, 20)]
-    assert scheduler.next(ready, 4.0) == ScheduledStep({1: 40, 2: 20})
+    found = stepped(scheduler, ready("c", 3.0, 40, 40), ready("a", 1.0, 40, 40), ready("b", 2.0, 20, 20))
+    assert [(one.session, one.tokens) for one in found] == [("a", 40), ("b", 20)]
     assert scheduler.next([], 4.0) == Pause(None)
-    assert scheduler.next([ReadyRequest("a", 1.0, 200, 200)], 4.0) == ScheduledStep({0: 200})
-    assert scheduler.next([ReadyRequest("a", 1.0, 0, 0)], 4.0) == ScheduledStep(
-        {0: 1}
-    )  # nothing to be fed, and an answer all the same
+    assert [one.tokens for one in stepped(scheduler, ready("a", 1.0, 200, 200))] == [200]
+    assert [one.tokens for one in stepped(scheduler, ready("a", 1.0, 0))] == [1]  # an answer all the same
 
 
 def test_who_asks_for_the_largest_trees_keeps_nobody_out_of_a_step() -> None:
@@ -219,12 +223,12 @@ def test_who_asks_for_the_largest_trees_keeps_nobody_out_of_a_step() -> None:
 
 
 def test_the_rest_of_a_prompt_is_divided_as_before() -> None:
-    assert ReadyRequest("a", 0.0, 12, 1).long is False
-    assert ReadyRequest("a", 0.0, 12, 1, begun=True).long is True
-    assert ReadyRequest("a", 0.0, 7, 7, begun=True).long is False
-    assert divided({3: 1000, 1: 50, 2: 60}, 80) == {1: 40, 3: 40}
-    assert divided({3: 10, 1: 50, 2: 60}, 80) == {3: 10, 1: 50, 2: 20}
-    assert divided({3: 1000, 1: 5}, 80) == {1: 5, 3: 75}
+    assert not is_long(ready("a", 0.0, 12))
+    assert is_long(ready("a", 0.0, 12, began=0.0))
+    assert not is_long(ready("a", 0.0, 7, 7, began=0.0))
+    assert divided([1000, 50, 60], 80) == [40, 40, 0]
+    assert divided([10, 50, 60], 80) == [10, 50, 20]
+    assert divided([1000, 5], 80) == [75, 5]
 
 
 def learned(steps: list[tuple[int, float]]) -> StepCosts:

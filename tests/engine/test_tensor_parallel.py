@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.text.letters import Side
@@ -89,7 +89,7 @@ def grown(rng: random.Random, before: Request | None, beginning: tuple[int, ...]
 
 
 def test_batches_with_trees_shares_endings_and_too_little_room(shared: RunningModel, whole: Engine) -> None:
-    parts, rng = shared.thread.engine, random.Random(3)
+    thread, parts, rng = shared.thread, shared.thread.engine, random.Random(3)
     assert parts.slots == whole.slots
     beginning = text(rng, 40)  # of all texts: sessions begin with what others have computed
     latest: dict[str, Request] = {}
@@ -100,18 +100,18 @@ def test_batches_with_trees_shares_endings_and_too_little_room(shared: RunningMo
             if session not in due:
                 made = grown(rng, latest.get(session), beginning)
                 due[session] = latest[session] = Request(session, made.context, made.tree, made.wanted)
-        step = [Scheduled(request, rng.choice((5, 100))) for request in due.values()]
-        assert [parts.admits(one.request) for one in step] == [whole.admits(one.request) for one in step]
-        for one, found, expected in zip(step, parts.step(step), whole.step(step), strict=True):
+        step = [replace(request, tokens=rng.choice((5, 100))) for request in due.values()]
+        assert [parts.admits(one) for one in step] == [whole.admits(one) for one in step]
+        for one, found, expected in zip(step, thread._engine_step(step), whole.step(step), strict=True):
             assert (found is None) is (expected is None)
-            denied += not whole.admits(one.request)
+            denied += not whole.admits(one)
             if found is not None and expected is not None:
                 torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
                 assert torch.equal(found.argmax(-1), expected.argmax(-1))
-                del due[one.request.session]
+                del due[one.session]
                 answered += 1
         for session in rng.sample(SESSIONS, rng.randrange(3)):  # ended, or preempted where it is due
-            parts.close(session)
+            thread._admission.free(session)
             whole.close(session)
             if session not in due:
                 latest.pop(session, None)

@@ -1,6 +1,7 @@
 """Layers with a window keep the end of a text only, and logits are those of plain forwards all the same."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,9 @@ from crossdraft.engine import runner
 from crossdraft.engine.compatibility import layers_of
 from crossdraft.engine.engine import CHUNK, Engine, LayerPools
 from crossdraft.engine.kv_cache import MIB, CachePlan, KVCache
-from crossdraft.engine.kv_cache_manager import KVCacheManager, SlotPool
+from crossdraft.engine.kv_cache_manager import KVCacheManager, SlotAllocator
 from crossdraft.engine.requests import CachedTokens, ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.types.trees import MOST_NODES, TokenTree, tree_of
 from tests.engine.taped import taped
 from tests.engine.test_engine import assert_right, serve
@@ -81,9 +81,8 @@ def test_sessions_of_many_lengths_share_steps_and_wait_for_slots() -> None:
     for model in (HALF, ALL):
         engine = Engine(model, chunk=AT_A_TIME)
         slots = {None: 4 * LENGTH, WINDOW: 5 * 64}
-        engine._manager = KVCacheManager(
-            [SlotPool(pool.memory, slots[pool.window], pool.window, pool.chunk) for pool in engine._manager.pools]
-        )
+        for pool in engine._manager.pools:
+            pool.allocator = SlotAllocator(slots[pool.window])
         texts = {name: TEXT[chance.randrange(90) :] for name in "abcdefghijkl"}
         ends = dict.fromkeys(texts, 1)
         admitted = denied = 0
@@ -97,7 +96,9 @@ def test_sessions_of_many_lengths_share_steps_and_wait_for_slots() -> None:
                 if not engine.admits(request):
                     denied += 1
                     engine.close(chance.choice([name for name in texts if name not in names]))
-            for request, logits in zip(requests, engine.step([Scheduled(one, 30) for one in requests]), strict=True):
+            for request, logits in zip(
+                requests, engine.step([replace(one, tokens=30) for one in requests]), strict=True
+            ):
                 if logits is not None:
                     admitted += 1
                     assert_right(model, request, logits)
@@ -141,8 +142,8 @@ def test_what_is_kept_is_what_a_session_asks_for(window: int) -> None:
     pools = LayerPools.of(model, layers_of(model), 8192, CHUNK)
     assert pools.windowed is not None
     tree = tree_of([tuple(range(MOST_NODES))], MOST_NODES)
-    memory = Engine(HALF)._cache.pools[0]
-    pool = SlotPool(memory, pools.windowed.kept, window, CHUNK)
+    pool = Engine(HALF)._cache.pools[0]
+    pool.allocator, pool.window, pool.chunk = SlotAllocator(pools.windowed.kept), window, CHUNK
     request = Request("a", (1,) * 8000, tree)
     assert pool.needed(request, CachedTokens(request.context, tree)) <= pools.windowed.kept
     assert KVCacheManager([pool]).can_allocate(request)
@@ -150,7 +151,7 @@ def test_what_is_kept_is_what_a_session_asks_for(window: int) -> None:
 
 def test_a_tree_that_would_never_have_slots_is_refused() -> None:
     engine = Engine(HALF, chunk=AT_A_TIME)
-    engine._manager = KVCacheManager([*engine._manager.pools[:-1], SlotPool(engine._cache.pools[1], KEPT, WINDOW, 20)])
+    engine._cache.pools[1].allocator = SlotAllocator(KEPT)
     engine.check(Request("a", TEXT, tree_of([tuple(range(60))], 60)))
     with pytest.raises(ContextOverflowError, match="a tree of 120 nodes does not fit beside the model's window"):
         engine.check(Request("a", TEXT, TokenTree((1,) * 120, tuple(range(-1, 119)))))

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from transformers import (
@@ -18,10 +19,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from crossdraft.engine.device import fetched
 from crossdraft.engine.distributions import Columns, History, LogitsProcessor, Nodes
-from crossdraft.engine.sampler import Distribution, DistributionRequest
+from crossdraft.engine.sampler import Distribution, DistributionRequest, SamplerRequest
 from crossdraft.types.messages import SamplingOptions
 
+R = TypeVar("R")
 VOCABULARY = 97
 CONTEXT = 128
 
@@ -38,12 +41,17 @@ def nodes(
     return Nodes(logits, LogitsProcessor(options, logits.shape[-1], logits.device, prompt), history)
 
 
+def result(*requests: SamplerRequest[R]) -> Sequence[R]:
+    """The results of sampler requests of one kind."""
+    return fetched(requests[0].launch(requests))
+
+
 def drafting_distributions(
     logits: torch.Tensor, options: SamplingOptions, row_width: int, allowed: Columns | None = None
 ) -> Sequence[Distribution]:
     """What a drafter draws from."""
     request = DistributionRequest(logits, options, row_width, allowed)
-    (found,) = request.run([request])
+    (found,) = result(request)
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from crossdraft.rpc.codec import decode_description, encode_description
-from crossdraft.rpc.frames import BeginSession, EndSession, FrameCodec, SessionEnded
+from crossdraft.rpc.frames import EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.generation import (
     Committed,
     Generate,
@@ -76,11 +76,11 @@ def frame(writes: FrameCodec[Any, Any], reads: FrameCodec[Any, Any]) -> Codec:
     """Of messages that travel in frames: each is the only one of its own, of session 1."""
 
     def to_bytes(value: Any) -> bytes:
-        return writes.encode([(1, BeginSession(value) if isinstance(value, OpenTarget | OpenDrafter) else value)])
+        return writes.encode([(1, value)])
 
     def from_bytes(raw: bytes) -> Any:
         ((_, value),) = reads.decode(raw)
-        return value.opening if isinstance(value, BeginSession) else value
+        return value
 
     return Codec(to_bytes, from_bytes)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.frames import BeginSession, FrameCodec
+from crossdraft.rpc.frames import FrameCodec
 from crossdraft.rpc.handlers import TARGET, Replies, RoleCodec
 from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint, codec_of
 from crossdraft.types.messages import (
@@ -35,7 +35,7 @@ SIZE = 100  # of the vocabulary
 PORT: int | None = 0  # of the services of a test; None: over memory, as the fixture `transport` sets it
 SLOW = 15  # a committed id: `answered` does not answer
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
-OPEN = BeginSession(OpenTarget((1,), SamplingOptions(), None))
+OPEN = OpenTarget((1,), SamplingOptions(), None)
 # Of a channel: whoever does not read holds up the other side after some KiB.
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 16 * 1024), ("grpc.http2.bdp_probe", 0))
 ROW = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)

@@ -86,11 +86,6 @@ async def test_a_service_that_came_back_with_another_model_is_noticed(client, se
         assert (await session.run(one_pass(1))).number == 1
 
 
-def test_patience_must_be_positive():
-    with pytest.raises(ValueError, match="must be above 0"):
-        Patience(reply_seconds=0)
-
-
 BEGUN = OpenDrafter(NOTHING, SamplingOptions(), None, 0)
 LATE, FRESH = (Drafted(epoch, (), 0.0, branches=(Branch(1, 0, Letters("a"), (1,)),)) for epoch in (1, 2))
 

@@ -51,12 +51,12 @@ def told_by_drafter(**message: object) -> Any:
 
 
 def test_unset_options_are_the_defaults():
-    opening = asked_of_target(open={"prompt": [1]}).opening
+    opening = asked_of_target(open={"prompt": [1]})
     assert opening == OpenTarget((1,), SamplingOptions(), None)
 
 
 def test_what_an_older_peer_leaves_unset_means_that_nothing_of_it_is_wanted():
-    asked = asked_of_drafter(open={}).opening
+    asked = asked_of_drafter(open={})
     assert (asked.redistribute, asked.audited) == ("", False)
     told = common_pb2.Description(tokenizer_json="{}", vocabulary_size=SIZE, context=4, fingerprint="f")
     assert codec.decode_description(told).affinity == ""

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import BeginSession, EndSession, FrameCodec, SessionEnded
+from crossdraft.rpc.frames import EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.memory import MemoryChannel, codec_of
 from crossdraft.text.letters import Letters
@@ -73,7 +73,9 @@ def plain(value: object) -> object:
 
 
 def begun(request: object) -> object:
-    return BeginSession(request, "req-1") if isinstance(request, OpenTarget | OpenDrafter) else request
+    return (
+        dataclasses.replace(request, request_id="req-1") if isinstance(request, OpenTarget | OpenDrafter) else request
+    )
 
 
 ended = st.builds(SessionEnded, st.integers(0, 16), st.text(max_size=8))
@@ -193,7 +195,7 @@ VALID: dict[str, list[Messages]] = {
     "to a target": [
         TWO_WITH_LISTS,
         [
-            (1, BeginSession(OPEN_TARGET)),
+            (1, OPEN_TARGET),
             (1, Pass(1, (4,), TokenTree((5, 6, 7), (-1, 0, 0)), (np.array([9, 11]),) * 2, (0, 2))),
             (2, FetchRow(1, 0, np.array([7, 8, 9]))),
             (2, RunTo(1, 9)),
@@ -211,7 +213,7 @@ VALID: dict[str, list[Messages]] = {
     ],
     "to a drafter": [
         [
-            (1, BeginSession(OPEN_DRAFTER)),
+            (1, OPEN_DRAFTER),
             (1, Draft(1, 0, Letters("abcabc"), 6, 2)),
             (2, Advance(1, 9)),
             (3, Score(1, 6, (Letters("ab"), Letters("ca")), 3)),

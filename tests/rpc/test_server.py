@@ -16,7 +16,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, freeze_heap, serve
-from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
@@ -92,20 +91,6 @@ async def test_serving_prints_one_line_and_ends_on_a_signal(number):
         "fingerprint": DESCRIPTION.fingerprint,
     }
     assert output.getvalue().count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "bad", [{"host": ""}, {"port": -1}, {"port": 65536}, {"grace_seconds": -1}, {"grace_seconds": float("nan")}]
-)
-def test_listening_is_checked_at_once(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        Listening(**bad)
-
-
-@pytest.mark.parametrize("mib", [0, 1025])
-def test_a_message_limit_has_bounds(mib):
-    with pytest.raises(ValueError, match=f"between 1 and 1024 MiB, got {mib}"):
-        MessageLimit(mib)
 
 
 @pytest.fixture(autouse=True)

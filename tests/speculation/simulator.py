@@ -12,7 +12,8 @@ from math import inf
 
 import numpy as np
 
-from crossdraft.engine.scheduler import Pause, ReadyRequest, Scheduler
+from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.scheduler import Pause, Scheduler
 from crossdraft.speculation.arms import BRANCHED, TREES, arms_for
 from crossdraft.speculation.choice import (
     PLAIN,
@@ -166,7 +167,7 @@ class Service:
             return
         self._looking = False
         now = self._agenda.now
-        ready = [ReadyRequest(one.session, one.since, one.tokens, one.tokens) for one in self._waiting]
+        ready = [ForwardRequest(one.session, (0,), asked=one.since, due=one.tokens) for one in self._waiting]
         found = self._scheduler.next(ready, now)
         if isinstance(found, Pause):
             if found.seconds is not None:

@@ -63,7 +63,5 @@ async def test_a_port_for_metrics_is_free_checked_and_on_the_services_own_addres
         taken = Listening(grace_seconds=0, metrics_port=int(port))
         with pytest.raises(CannotListen, match=r"cannot listen on .*--metrics-port"):
             await Server(TARGET, TargetService(target_model), taken).start()
-    with pytest.raises(ValueError, match="metrics_port must be between 0"):
-        Listening(metrics_port=65536)
     async with Server(TARGET, TargetService(target_model), Listening(grace_seconds=0)) as server:
         assert "metrics" not in server.ready_line()

@@ -11,7 +11,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from crossdraft.engine.requests import ScheduledRequest
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target import service
@@ -223,7 +223,7 @@ def places(target_model: RunningModel, monkeypatch: pytest.MonkeyPatch) -> threa
     thread, places = target_model.thread, threading.Semaphore(0)
     step = thread._engine_step
 
-    def held(shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
+    def held(shares: Sequence[ForwardRequest]) -> list[torch.Tensor | None]:
         assert places.acquire(timeout=120)
         return step(shares)
 
@@ -267,7 +267,7 @@ async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault(
     due = await one_by_one(target_model, OPENING, 2)
     steps, step = iter((True, True, False)), target_model.thread._engine_step
 
-    def full(shares: Sequence[ScheduledRequest]) -> list[torch.Tensor | None]:
+    def full(shares: Sequence[ForwardRequest]) -> list[torch.Tensor | None]:
         if next(steps):
             return step(shares)
         raise ContextTooLong("it is full")

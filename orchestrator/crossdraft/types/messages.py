@@ -188,6 +188,7 @@ class OpenTarget:
     ignore_stops: bool = False  # a run continues after a stop id of the model
     stop_ids: tuple[int, ...] = ()  # further ids that end a run
     hidden: bool = False  # replies to passes have hidden states
+    request_id: str = ""  # of the client's request, for log lines; the link sets it; empty: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,6 +297,7 @@ class OpenDrafter:
     audited: bool = False  # draws use `noise` with the epoch's number as its `choice`, to be recomputed from their rows
     templated: bool = False  # the prompt is UTF-8 text of the drafter's chat template, special tokens by name
     scope: str = ""  # opaque; drafts may copy earlier texts of sessions with the same one; "": no text is shared
+    request_id: str = ""  # as of `OpenTarget`
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from itertools import islice
 
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
-from crossdraft.drafter.sampling import Draw, DrawSource
+from crossdraft.drafter.sampling import DrawSource
 from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
-from crossdraft.engine.paths import PathResult
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import Draws, SamplerSteps
+from crossdraft.engine.sampler import Draw, Draws, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.grammar import Bits
 from crossdraft.text.letters import Letters, is_plain
@@ -222,14 +221,8 @@ class Drafting:
 
     The context stays, and what is drafted is a tree after it: each step is one forward over the newest tokens of the
     draft and of all unfinished branches. Tokens of the target's change how the text before them is tokenized: then the
-    context is fed anew for each.
-
-    Args:
-        state: of the session; its context is the text that the epoch begins with.
-        epoch: what is wanted.
-        shape: of the branches.
-        draws: what the draft tokens are drawn with.
-        scoring: gets the distributions of the draft.
+    context is fed anew for each. The state's context is the text that the epoch begins with, and `scoring` gets the
+    distributions of the draft.
     """
 
     def __init__(
@@ -299,13 +292,13 @@ class Drafting:
         """The draft's next tokens."""
         state, forward = self._state, replace(self._tree.work([self._tip]), more=steps - 1)
         assert state.source.path is not None  # `_steps` has seen to it
-        found: PathResult = yield state.source.path(forward, self._draws, state.context.offset)
-        self._replies.waited(found.queued)
+        found, queued = yield from state.source.path(forward, self._draws, state.context.offset)
+        self._replies.waited(queued)
         if not self._epoch.over:
-            for token, distribution in found.drawn:
+            for draw in found:
                 self._tree.grow(self._tip)
-                self._extend_draft(Draw(token, [], distribution))
-            state.context.append(*(token for token, _ in found.drawn))
+                self._extend_draft(draw)
+            state.context.append(*(draw.token for draw in found))
 
     @property
     def _drafts(self) -> bool:

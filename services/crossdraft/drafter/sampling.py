@@ -4,19 +4,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import matcher_of
 from crossdraft.engine.distributions import Columns, Logits, masked, narrowed
-from crossdraft.engine.paths import PathRequest
+from crossdraft.engine.model_thread import Job
+from crossdraft.engine.paths import draw_path
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     Clocks,
     Distribution,
     DistributionRequest,
+    Draw,
     DrawRequest,
     Draws,
     Moment,
@@ -35,31 +36,17 @@ from crossdraft.verification.noise import KeyedNoise
 Asked = tuple[Logits, SamplingOptions, Clocks, Sequence[Moment], bool, int, Columns | None]
 
 
-class Draw(NamedTuple):
-    """A token that was drawn."""
-
-    token: int
-    others: list[int]  # as many as were asked for of the ids nearest to being drawn, or likeliest besides
-    distribution: Distribution | None = None  # that it was drawn from, if it is known here
-
-
 class DrawSource(ABC):
-    """What draft tokens are drawn from.
-
-    Args:
-        running: the drafter's model.
-        opening: of the session.
-        noise: of the vocabulary whose ids the draft tokens use.
-        allowed: the drafter's ids that may be used; None: all.
+    """What draft tokens are drawn from, with the noise of the vocabulary whose ids they use; None: all may be drawn.
 
     Raises:
         BadRequest: the grammar cannot be compiled.
     """
 
     whose: Whose  # whose ids the draft tokens use
-    # (forward, draws, offset): for tokens from an offset on, letters since the start of the output. None: the text has
-    # to be looked at between them.
-    path: Callable[[ForwardRequest, Draws, int], PathRequest] | None = None
+    # (forward, draws, offset): as `draw_path`, for tokens from an offset on, in letters since the start of the output.
+    # None: the text has to be looked at between them.
+    path: Callable[[ForwardRequest, Draws, int], Job[tuple[list[Draw], float]]] | None = None
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self.noise = noise
@@ -109,26 +96,18 @@ class DrawSource(ABC):
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         """The distributions that are drawn from, one of each row of logits (n, V), exactly as they travel."""
 
+    @abstractmethod
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        """A draw from the distribution of each row of logits (n, V).
+        """A draw from the distribution of each row of logits (n, V); offsets are letters since the start of the output.
 
-        Args:
-            logits: what the distributions are of.
-            draws: where the draws come from.
-            offsets: of each row, in letters since the start of the output.
-            besides: ids besides the draw that are wanted of the first row, the best first; fewer where there are fewer.
+        Of the first row so many ids besides the draw are wanted, the best first; fewer where there are fewer.
         """
-        found: list[Draw] = []
-        for distribution, offset in zip((yield from self.distributions(logits)), offsets, strict=True):
-            token, *others = draws.ranked(*distribution, offset, 0 if found else besides)
-            found.append(Draw(token, others, distribution))
-        return found
 
     def likeliest(
         self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int
     ) -> SamplerSteps[list[list[tuple[int, float]]]]:
         """After each row of logits (n, V) the ids that the target is likeliest to go on with, and their weights."""
-        rows = yield from TopRequest(*self._asked(logits, draws, offsets, count)).result()
+        rows = yield TopRequest(*self._asked(logits, draws, offsets, count))
         kept = self._running.kept
         return [[(column if kept is None else int(kept[column]), weight) for column, weight in row] for row in rows]
 
@@ -141,7 +120,7 @@ class DrawSource(ABC):
         return logits, self._opening.options, self._running.clocks, at, keyed, count, self._columns
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
-        found = yield from DistributionRequest(logits, self._opening.options, row_width, self._columns).result()
+        found = yield DistributionRequest(logits, self._opening.options, row_width, self._columns)
         return [(self._running.ids(columns), weights) for columns, weights in found]
 
 
@@ -159,31 +138,22 @@ class OwnTokens(DrawSource):
         return self._own_distributions(logits, self._opening.row_width)
 
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        if self._opening.row_width == 0:  # no distribution travels: it stays where the logits are
-            return (yield from self._ranked(logits, draws, offsets, besides))
-        found = yield from super().draw(logits, draws, offsets, besides)
-        if len(found[0].others) < besides:  # at temperature 0 a distribution has one id
-            (best,) = yield from self.likeliest(logits[:1], draws, offsets[:1], besides + 1)
-            found[0].others.extend(token for token, _ in best)
-        return found
+        found = yield DrawRequest(*self._asked(logits, draws, offsets, besides), self._opening.row_width)
+        return list(found if self._running.kept is None else map(self._kept, found))
 
-    def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> PathRequest:
+    def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Draw], float]]:
         opening = self._opening
         at = draws.at(offset)
-        return PathRequest(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
+        return draw_path(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
 
     def append(self, context: Context, token: int) -> None:
         context.append(token)
 
-    def _ranked(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        rows = yield DrawRequest(*self._asked(logits, draws, offsets, besides))
-        if self._running.kept is not None:
-            rows = map(self._ids, rows)
-        return [Draw(drawn, others) for drawn, *others in rows]
-
-    def _ids(self, columns: list[int]) -> list[int]:
-        found: list[int] = self._running.ids(np.array(columns, dtype=np.int64)).tolist()
-        return found
+    def _kept(self, draw: Draw) -> Draw:
+        """By ids, of one by columns."""
+        ids, own = self._running.ids, draw.distribution
+        token, *others = ids(np.array([draw.token, *draw.others], dtype=np.int64)).tolist()
+        return Draw(token, own and (ids(own[0]), own[1]), others)
 
 
 class TargetTokens(DrawSource):
@@ -208,6 +178,11 @@ class TargetTokens(DrawSource):
         own = yield from self._own_distributions(logits, 0)
         found = (self._affinity.matrix.redistribute(*distribution) for distribution in own)
         return [narrowed(*self._tempered(*distribution), self._opening.row_width) for distribution in found]
+
+    def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
+        """Of the drafts of a target's tokens there are no branches: nothing is wanted besides."""
+        found = zip((yield from self.distributions(logits)), offsets, strict=True)
+        return [Draw(draws.noise.draw(*one, *draws.at(offset)), one) for one, offset in found]
 
     def _tempered(self, ids: Ids, weights: Probabilities) -> Distribution:
         """At the drafter's temperature."""

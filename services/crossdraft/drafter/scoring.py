@@ -176,13 +176,8 @@ class PathTree:
 class Scoring:
     """The probabilities of strings as the beginning of one draft.
 
-    Args:
-        running: the drafter's model.
-        index: gives that of its vocabulary; not called in the event loop, as the first call sorts the vocabulary.
-        source: what the draft is drawn from.
-        session: the engine's name for it.
-        ids: what the model was fed when the draft began.
-        text: of the output then.
+    `ids` are what the model was fed when the draft began, and `text` what the output was then. `index` is not called in
+    the event loop, as the first call sorts the vocabulary.
     """
 
     def __init__(

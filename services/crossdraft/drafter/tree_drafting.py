@@ -66,14 +66,7 @@ class Node:
 
 
 class TreeDrafting:
-    """An epoch under way, with a tree instead of a chain.
-
-    Args:
-        state: of the session; its context is the text that the epoch begins with.
-        epoch: what is wanted: `count` is the length of the draft.
-        shape: of the tree.
-        draws: the noise that is shared with the target, if any.
-    """
+    """An epoch under way, with a tree instead of a chain. The state's context is the text that it begins with."""
 
     def __init__(self, state: SessionState, epoch: DraftProgress, shape: TreeShape, draws: Draws) -> None:
         self._state = state

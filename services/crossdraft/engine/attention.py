@@ -150,7 +150,9 @@ def attend(
     if isinstance(layout, Tensor):
         return attend_slots(query[0], key[0], value[0], layout, scaling, softcap, s_aux)[None], None
     if layout is not None:
-        return _by_groups(layout, query[0], key[0], value[0], Scores(scaling, softcap, s_aux))[None], None
+        how = Scores(scaling, softcap, s_aux)
+        parts = [_group(group, query[0], key[0], value[0], how) for group in layout]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
     if softcap is not None or s_aux is not None:
         raise ValueError("plain calls of a model with soft-capped scores or sinks need its eager attention")
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -163,12 +165,6 @@ class Scores:
     scaling: float | None = None  # None: one by the root of the width
     softcap: float | None = None  # they are capped to +-softcap (Gemma 2, arXiv 2408.00118, section 2)
     sinks: Tensor | None = None  # (heads,), one score more for each head, of no value (gpt-oss)
-
-
-def _by_groups(layout: Layout, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
-    """Shape (tokens, heads, width)."""
-    parts = [_group(group, query, key, value, how) for group in layout]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _group(group: Group, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
@@ -227,39 +223,14 @@ def attend_slots(
 ) -> Tensor:
     """Attention of tokens, (heads, tokens, width), over all slots, (key heads, slots, width): (tokens, heads, width).
 
-    Args:
-        query: of all tokens.
-        key: of all slots.
-        value: of all slots.
-        marks: `Marks`, int64 (6, tokens).
-        scaling: as in `Scores`, as are the last two.
-        softcap: of scores.
-        sinks: of heads.
+    `marks` are `Marks`, int64 (6, tokens), and the others as in `Scores`.
     """
-    how = Scores(scaling, softcap, sinks)
-    return _by_kernel(query, key, value, marks, how) if query.is_cuda else _by_marks(query, key, value, marks, how)
+    return _by_kernel(query, key, value, marks, Scores(scaling, softcap, sinks))
 
 
 @attend_slots.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, *how: Any) -> Tensor:
     return query.new_empty(query.shape[1], len(query), value.shape[2])
-
-
-def _by_marks(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Scores) -> Tensor:
-    """What the kernel computes, block by block with torch; waits for the device."""
-    found = value.new_zeros(query.shape[1], len(query), value.shape[2])
-    for token in (marks[1] > 0).nonzero()[:, 0].tolist():
-        end = token + int(marks[1, token])
-        own = Marks(*marks[:, token:end])
-        start, used = int(own.firsts.min()), int(own.targets.max()) + 1
-        slots = torch.arange(start, used, device=query.device)
-        nodes = slots - own.bases[:, None]
-        seen = (slots >= own.firsts[:, None]) & (slots < own.limits[:, None])
-        seen |= (nodes >= 0) & (nodes < 64) & (own.lines[:, None] >> nodes.clamp(0, 63) & 1 != 0)
-        mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -torch.inf)
-        group = Group(token, end, 1, end - token, used - start, Strided(start, 0), mask[None, None])
-        found[token:end] = _group(group, query, key, value, how)
-    return found
 
 
 def _by_kernel(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Scores) -> Tensor:
@@ -325,11 +296,52 @@ def _jit(function: Any) -> Any:
 
 
 @_jit
+def _seen(slots, firsts, limits, bases, lines):  # type: ignore[no-untyped-def]
+    """Which of some slots each row sees, (rows, slots), by its marks."""
+    nodes = slots[None] - bases[:, None]
+    bits = (lines[:, None] >> tl.minimum(tl.maximum(nodes, 0), 63)) & 1
+    before = (slots[None] >= firsts[:, None]) & (slots[None] < limits[:, None])
+    return before | ((nodes >= 0) & (nodes < 64) & (bits != 0))
+
+
+@_jit
+def _with_sink(peak, total, summed, sink):  # type: ignore[no-untyped-def]
+    """The same over one score more of each row, which has no value."""
+    higher = tl.maximum(peak, sink)
+    kept = tl.exp(peak - higher)
+    return total * kept + tl.exp(sink - higher), summed * kept[:, None]
+
+
+@_jit
+def _attended(  # type: ignore[no-untyped-def]
+    asked, key, value, begin, end, firsts, limits, bases, lines, scaling, softcap, width, out, key_slot, value_slot,
+    read: constexpr, wide_key: constexpr, wide_value: constexpr,
+):  # fmt: skip
+    """Of each row: the peak of the scores of slots from `begin` to `end`, the sum of their weights, and of values."""
+    key_places, value_places = tl.arange(0, wide_key), tl.arange(0, wide_value)
+    peak = tl.full((asked.shape[0],), -1e30, tl.float32)  # finite: rows that see nothing here have no NaN
+    total, summed = tl.zeros((asked.shape[0],), tl.float32), tl.zeros((asked.shape[0], wide_value), tl.float32)
+    for start in range(begin, end, read):
+        slots = start + tl.arange(0, read)
+        there = (slots < end)[:, None]  # others' slots may hold NaN, which no mask hides
+        keys = tl.load(key + (slots * key_slot)[:, None] + key_places, there & (key_places < width), 0.0)
+        scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scaling
+        if softcap > 0:
+            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
+        scores = tl.where(_seen(slots, firsts, limits, bases, lines), scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        weights, kept = tl.exp(scores - higher[:, None]), tl.exp(peak - higher)
+        peak, total = higher, total * kept + tl.sum(weights, 1)
+        values = tl.load(value + (slots * value_slot)[:, None] + value_places, there & (value_places < out), 0.0)
+        summed = summed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    return peak, total, summed
+
+
+@_jit
 def _attend_part(  # type: ignore[no-untyped-def]
     query, key, value, marks, sums, peaks, totals, sinks, found,
     scaling, softcap,
-    tokens, share, width, out,
-    query_head, query_token, key_head, key_slot, value_head, value_slot,
+    tokens, share, width, out, query_head, query_token, key_head, key_slot, value_head, value_slot,
     tile: constexpr, together: constexpr, read: constexpr,
     wide_key: constexpr, wide_value: constexpr, whole: constexpr, sinking: constexpr,
 ):  # fmt: skip
@@ -357,41 +369,18 @@ def _attend_part(  # type: ignore[no-untyped-def]
         if begin >= end:
             tl.store(totals + at, 0.0, live)
             return
-    limits = tl.load(mine + 3 * tokens, live, 0)
-    bases = tl.load(mine + 4 * tokens, live, 0)
+    limits, bases = tl.load(mine + 3 * tokens, live, 0), tl.load(mine + 4 * tokens, live, 0)
     lines = tl.load(mine + 5 * tokens, live, 0)
     key_places, value_places = tl.arange(0, wide_key), tl.arange(0, wide_value)
     at_query = heads * query_head + (token + rows // together) * query_token
     asked = tl.load(query + at_query[:, None] + key_places, live[:, None] & (key_places < width), 0.0)
-    peak = tl.full((tile * together,), -1e30, tl.float32)  # finite: rows that see nothing here have no NaN
-    total = tl.zeros((tile * together,), tl.float32)
-    summed = tl.zeros((tile * together, wide_value), tl.float32)
-    for start in range(begin, end, read):
-        slots = start + tl.arange(0, read)
-        there = (slots < end)[:, None]  # others' slots may hold NaN, which no mask hides
-        at_keys = (key_number * key_head + slots * key_slot)[:, None]
-        keys = tl.load(key + at_keys + key_places, there & (key_places < width), 0.0)
-        scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scaling
-        if softcap > 0:
-            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
-        nodes = slots[None] - bases[:, None]
-        bits = (lines[:, None] >> tl.minimum(tl.maximum(nodes, 0), 63)) & 1
-        seen = (slots[None] >= firsts[:, None]) & (slots[None] < limits[:, None])
-        seen |= (nodes >= 0) & (nodes < 64) & (bits != 0)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        kept = tl.exp(peak - higher)
-        peak, total = higher, total * kept + tl.sum(weights, 1)
-        at_values = (key_number * value_head + slots * value_slot)[:, None]
-        values = tl.load(value + at_values + value_places, there & (value_places < out), 0.0)
-        summed = summed * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    peak, total, summed = _attended(
+        asked, key + key_number * key_head, value + key_number * value_head, begin, end, firsts, limits, bases, lines,
+        scaling, softcap, width, out, key_slot, value_slot, read, wide_key, wide_value,
+    )  # fmt: skip
     if whole:
         if sinking:
-            sink = tl.load(sinks + heads, live, 0.0).to(tl.float32)
-            higher = tl.maximum(peak, sink)
-            kept = tl.exp(peak - higher)
-            total, summed = total * kept + tl.exp(sink - higher), summed * kept[:, None]
+            total, summed = _with_sink(peak, total, summed, tl.load(sinks + heads, live, 0.0).to(tl.float32))
         result = (summed / tl.where(total != 0, total, 1.0)[:, None]).to(found.dtype.element_ty)  # not 0: NaN stays
         tl.store(found + at[:, None] * out + value_places, result, live[:, None] & (value_places < out))
     else:

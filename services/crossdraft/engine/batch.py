@@ -1,4 +1,4 @@
-"""What a model runs in one forward: slices of requests as the tensors of a flat batch, or as a table of numbers.
+"""What a model runs in one forward: tokens of requests as the tensors of a flat batch, or as a table of numbers.
 
 Both have all tokens one after another. In a flat batch attention is padded, by groups of sessions. Where a kernel reads
 what the numbers of each token say, nothing but these differs between two forwards of as many tokens, so that one can be
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from crossdraft.engine.attention import TILE, Group, Layout, Marks, Strided, Window
 from crossdraft.engine.device import sent
-from crossdraft.engine.kv_cache_manager import Extent
 from crossdraft.engine.requests import InputTokens
 from crossdraft.types.trees import MOST_NODES, ROOT
 
@@ -30,31 +29,9 @@ CALL = 3000  # slots times rows times heads whose attention takes as long as one
 ZERO, INFINITY = np.float32(0), np.float32(np.inf)
 
 
-class BatchSlice:
-    """The tokens of one request in one forward, and the slots of its session.
-
-    Args:
-        extent: its slots.
-        inputs: at least one token, or the slice is in no forward.
-        windowed: the same in the slots of layers with a window; None: these have no slots of their own.
-    """
-
-    __slots__ = ("count", "extent", "inputs", "used", "windowed")
-
-    def __init__(self, extent: Extent, inputs: InputTokens, windowed: "BatchSlice | None" = None) -> None:
-        self.extent = extent
-        self.inputs = inputs
-        self.windowed = windowed
-        self.count = len(inputs.tokens)
-        self.used = inputs.slots[-1] + 1 if inputs.slots else 0  # slots of the extent up to the last token's own
-
-    @property
-    def rows(self) -> int:
-        return len(self.inputs.wanted)
-
-    def seen_by(self, window: Window | None) -> "BatchSlice":
-        """The same in the slots of layers that have this window."""
-        return self if window is None or self.windowed is None else self.windowed
+def pool_of(window: Window | None) -> int:
+    """Which of the pools that there are, and of a session's extents, layers with this window have."""
+    return 0 if window is None else -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,59 +43,52 @@ class Batch:
     slot_mappings: tuple[slice | Tensor, ...]  # for each pool of the KV cache, slots in order of the tokens
     kept: Tensor | None  # int64, the tokens whose logits are asked for; None: all
     layouts: tuple[Layout, ...]  # for each window
-    slices: tuple[BatchSlice, ...]  # in order of their tokens
+    slices: tuple[InputTokens, ...]  # in order of their tokens
     gathered: Tensor | None = None  # int64, slots: the layouts count among these; None: among all of the KV cache
 
 
 def batch_of(
-    slices: Sequence[BatchSlice],
+    slices: Sequence[InputTokens],
     heads: int,
     dtype: torch.dtype,
     device: torch.device,
     windows: Windows = WHOLE,
     gathers: bool = False,
 ) -> Batch:
-    """One forward of a model with so many attention heads, for slices of different sessions.
+    """One forward of a model with so many attention heads, for slices of different sessions, at least one.
 
-    Args:
-        slices: at least one.
-        heads: of attention.
-        dtype: of the model.
-        device: of the model.
-        windows: of its layers.
-        gathers: whether what is cached is gathered before it becomes keys and values.
+    `gathers`: what is cached is gathered before it becomes keys and values.
     """
-    ordered: list[BatchSlice] = []
+    ordered: list[InputTokens] = []
     groups: dict[Window | None, list[Group]] = {window: [] for window in windows}
     slots_of: list[Numbers] = []  # of each group
     end = 0
     for members in grouped(slices, heads):
         begin, end = end, end + sum(one.count for one in members)
         ordered += members
-        apart = members[0].windowed is not None
+        apart = len(members[0].extents) > 1
         own = [window for window in windows if window is None or not apart]
-        keys, used = _strided(members), max(one.used for one in members)
+        keys, used = _strided(members, 0), max(one.used() for one in members)
         if gathers:
-            slots_of.append(np.concatenate([np.arange(used) + one.extent.start for one in members]))
+            slots_of.append(np.concatenate([np.arange(used) + one.extents[0].start for one in members]))
             keys = Strided(sum(map(len, slots_of[:-1])), used)
         _add_groups(groups, members, begin, keys, own, dtype, device)
         others = [window for window in windows if window not in own]
-        for run in _runs([one.windowed for one in members if one.windowed is not None], heads):
-            _add_groups(groups, run, begin, _strided(run), others, dtype, device)
+        for run in _runs(members, heads, -1) if others else ():
+            _add_groups(groups, run, begin, _strided(run, -1), others, dtype, device, -1)
             begin += sum(one.count for one in run)
     layouts = tuple(tuple(groups[window]) for window in windows)
     return _sent_batch(ordered, layouts, np.concatenate(slots_of) if gathers else None, device)
 
 
 def _sent_batch(
-    ordered: Sequence[BatchSlice], layouts: tuple[Layout, ...], gathered: Numbers | None, device: torch.device
+    ordered: Sequence[InputTokens], layouts: tuple[Layout, ...], gathered: Numbers | None, device: torch.device
 ) -> Batch:
     """The numbers of slices in the order of their tokens, on the device."""
-    tokens = _flat([one.inputs.tokens for one in ordered])
-    positions = _flat([one.inputs.positions for one in ordered])
+    tokens = _flat([one.tokens for one in ordered])
+    positions = _flat([one.positions for one in ordered])
     kept = wanted_tokens(ordered)
-    pools = [ordered, [one.windowed for one in ordered if one.windowed is not None]]
-    mappings = [_mapping(members) for members in pools if members]
+    mappings = [_mapping(ordered, pool) for pool in range(len(ordered[0].extents))]
     parts = (
         tokens,
         positions,
@@ -138,10 +108,10 @@ def _sent_batch(
     )
 
 
-def _mapping(slices: Sequence[BatchSlice]) -> slice | Numbers:
+def _mapping(slices: Sequence[InputTokens], pool: int) -> slice | Numbers:
     """The slots of all tokens."""
-    slots, one = _flat([one.inputs.slots for one in slices], [one.extent.start for one in slices]), slices[0]
-    if len(slices) == 1 and one.used - one.inputs.slots[0] == one.count:  # in a row
+    slots, one = _flat([one.places for one in slices], [one.extents[pool].origin for one in slices]), slices[0]
+    if len(slices) == 1 and one.places[-1] + 1 - one.places[0] == one.count:  # in a row
         return slice(int(slots[0]), int(slots[0]) + one.count)
     return slots
 
@@ -154,30 +124,30 @@ def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] = ()) -> Numbers:
     return numbers
 
 
-def wanted_tokens(slices: Sequence[BatchSlice]) -> Numbers:
+def wanted_tokens(slices: Sequence[InputTokens]) -> Numbers:
     """The tokens of a flat batch whose logits are asked for, ascending."""
     begins = [0, *accumulate(one.count for one in slices)][:-1]
-    return _flat([one.inputs.wanted for one in slices], begins)
+    return _flat([one.wanted for one in slices], begins)
 
 
-def grouped(slices: Sequence[BatchSlice], heads: int) -> Iterator[list[BatchSlice]]:
+def grouped(slices: Sequence[InputTokens], heads: int) -> Iterator[list[InputTokens]]:
     """Slices whose extents are one strided view of the KV cache: of one size and at equal distances.
 
     All members of a group read as many slots as the one that needs most, so that a group ends where another call of the
     kernel costs less.
     """
-    ordered = sorted(slices, key=lambda one: (_kind(one), one.extent.start))
-    return _runs(ordered, heads)
+    ordered = sorted(slices, key=lambda one: (_kind(one, 0), one.extents[0].start))
+    return _runs(ordered, heads, 0)
 
 
-def _runs(slices: Sequence[BatchSlice], heads: int) -> Iterator[list[BatchSlice]]:
+def _runs(slices: Sequence[InputTokens], heads: int, pool: int) -> Iterator[list[InputTokens]]:
     """Consecutive ones that may be a group."""
-    for (size, _), members in groupby(slices, key=_kind):
-        run: list[BatchSlice] = []
+    for (size, _), members in groupby(slices, key=lambda one: _kind(one, pool)):
+        run: list[InputTokens] = []
         step = rows = used = 0  # slots from one member to the next; of any member: tokens, slots, at most
         for one in members:
-            distance = one.extent.start - run[-1].extent.start if run else 1
-            wasted = max(rows, one.count) * (used - one.used if one.used < used else len(run) * (one.used - used))
+            distance, own = one.extents[pool].start - run[-1].extents[pool].start if run else 1, one.used(pool)
+            wasted = max(rows, one.count) * (used - own if own < used else len(run) * (own - used))
             apart = distance <= 0 or (step and distance != step)
             if run and (not size or apart or wasted * heads > CALL):
                 yield run
@@ -185,34 +155,35 @@ def _runs(slices: Sequence[BatchSlice], heads: int) -> Iterator[list[BatchSlice]
             elif run:
                 step = distance
             run.append(one)
-            rows, used = max(rows, one.count), max(used, one.used)
+            rows, used = max(rows, one.count), max(used, own)
         yield run
 
 
-def _kind(one: BatchSlice) -> tuple[int, int]:
+def _kind(one: InputTokens, pool: int) -> tuple[int, int]:
     """What slices that attend together have in common; size 0 is for those that attend by themselves."""
     if one.count > ALONE:
         return 0, 0
-    return one.extent.size, max(one.count, SHORT).bit_length()
+    return one.extents[pool].size, max(one.count, SHORT).bit_length()
 
 
-def _strided(members: Sequence[BatchSlice]) -> Strided:
-    first = members[0].extent.start
-    return Strided(first, members[1].extent.start - first if len(members) > 1 else 0)
+def _strided(members: Sequence[InputTokens], pool: int) -> Strided:
+    first = members[0].extents[pool].start
+    return Strided(first, members[1].extents[pool].start - first if len(members) > 1 else 0)
 
 
 def _add_groups(
     groups: Mapping[Window | None, list[Group]],
-    members: Sequence[BatchSlice],
+    members: Sequence[InputTokens],
     begin: int,
     keys: Strided,
     windows: Sequence[Window | None],
     dtype: torch.dtype,
     device: torch.device,
+    pool: int = 0,
 ) -> None:
     """Adds the group as each window has it: from the first slot on that any of its tokens sees."""
     counts = [one.count for one in members]
-    end, width, used = begin + sum(counts), max(counts), max(one.used for one in members)
+    end, width, used = begin + sum(counts), max(counts), max(one.used(pool) for one in members)
     real = np.arange(width) < np.array(counts)[:, None]  # (sessions, width): the rows that are tokens
     rows = cells = None
     if not real.all():
@@ -220,14 +191,14 @@ def _add_groups(
         numbers = np.full(real.shape, begin)
         numbers[real] = np.arange(begin, end)
         rows = sent(torch.from_numpy(numbers.ravel()), device)
-    longest = max(max(one.inputs.positions) for one in members)
+    longest = max(max(one.positions) for one in members)
     made: dict[Window | None, Group] = {}
     for full in windows:
         window = full if full is not None and full.first(longest) > 0 else None
         if window in made:
             groups[full].append(made[window])
             continue
-        seen = visible(members, width, used, window)
+        seen = visible(members, width, used, window, pool)
         skip = 0 if window is None else int(seen[real].any(0).argmax())
         seen = seen[:, :, skip:]
         mask: Tensor | None = None
@@ -238,30 +209,32 @@ def _add_groups(
         groups[full].append(made[window])
 
 
-def visible(slices: Sequence[BatchSlice], width: int, used: int, window: Window | None = None) -> NDArray[np.bool_]:
+def visible(
+    slices: Sequence[InputTokens], width: int, used: int, window: Window | None = None, pool: int = 0
+) -> NDArray[np.bool_]:
     """Which of the first `used` slots each token attends to, shape (slices, width, used); padding attends to all.
 
     Committed tokens see all slots up to their own; a node sees the committed ones, its ancestors and itself. Of these a
     window leaves those whose positions are in it.
     """
-    spare = [used]
-    limits = np.array([[*one.inputs.slots, *spare * (width - one.count)] for one in slices], dtype=np.int64)
+    bases = np.array([one.extents[pool].base for one in slices])[:, None]
+    limits = np.array([[*one.places, *[1 << 62] * (width - one.count)] for one in slices], dtype=np.int64) - bases
     seen: NDArray[np.bool_] = np.arange(used) <= limits[:, :, None]
     for row, one in enumerate(slices):
-        inputs, within = one.inputs, max(0, used - one.inputs.committed)
-        if not inputs.tree.is_chain:
-            nodes = [token for token, slot in enumerate(inputs.slots) if slot >= inputs.committed]
-            size = -(-len(inputs.tree.tokens) // 8)
-            ancestors = _ancestor_bits(inputs)[one.count - len(nodes) :]
+        base = one.extents[pool].base
+        first, within = one.committed - base, max(0, used - one.committed + base)
+        if not one.tree.is_chain:
+            nodes = [token for token, place in enumerate(one.places) if place >= one.committed]
+            size = -(-len(one.tree.tokens) // 8)
+            ancestors = _ancestor_bits(one)[one.count - len(nodes) :]
             bits = b"".join(line.to_bytes(size, "little") for line in ancestors)
             lines = np.unpackbits(np.frombuffer(bits, dtype=np.uint8).reshape(-1, size), 1, within, "little")
-            seen[row, nodes, inputs.committed :] = lines
+            seen[row, nodes, first:] = lines
         if window is not None:
-            places = np.arange(used) + inputs.base
-            depths = inputs.depths[:within]
-            of_nodes = slice(inputs.committed, inputs.committed + len(depths))
-            places[of_nodes] = inputs.base + inputs.committed + np.array(depths, np.int64)
-            seen[row, : one.count] &= places >= window.first(np.array(inputs.positions))[:, None]
+            positions = np.arange(used) + base
+            depths = one.depths[:within]
+            positions[first : first + len(depths)] = one.committed + np.array(depths, np.int64)
+            seen[row, : one.count] &= positions >= window.first(np.array(one.positions))[:, None]
     return seen
 
 
@@ -293,20 +266,16 @@ def padding_of(size: int, padding_slots: Sequence[int]) -> Numbers:
     return numbers
 
 
-def numbers_of(slices: Sequence[BatchSlice], size: int, windows: Windows, padding_slots: Sequence[int]) -> Numbers:
-    """The numbers of a forward, (rows, size), as `StepInputs` has them; slices have no tree that `too_large` names.
+def numbers_of(slices: Sequence[InputTokens], size: int, windows: Windows, padding_slots: Sequence[int]) -> Numbers:
+    """The numbers of a forward of `size` tokens, padding included, (rows, size), as `StepInputs` has them.
 
-    Args:
-        slices: of at most `size` tokens, at least one.
-        size: tokens, padding included.
-        windows: of the model's layers.
-        padding_slots: for each window, as in `padding_of`.
+    There is at least one slice, and none has a tree that is `too_large`; `padding_slots` are as in `padding_of`.
     """
     numbers = padding_of(size, padding_slots)
     counts = np.array([one.count for one in slices])
     end = int(counts.sum())
     ids, positions, kept = numbers[:OWN, :end]
-    ids[:], positions[:] = (_flat([getattr(one.inputs, name) for one in slices]) for name in ("tokens", "positions"))
+    ids[:], positions[:] = _flat([one.tokens for one in slices]), _flat([one.positions for one in slices])
     wanted = wanted_tokens(slices)
     kept[: len(wanted)] = wanted
     ranks = np.arange(end) - (counts.cumsum() - counts).repeat(counts)  # among the tokens of a slice
@@ -314,43 +283,38 @@ def numbers_of(slices: Sequence[BatchSlice], size: int, windows: Windows, paddin
     for window, part in zip(windows, np.split(numbers[OWN:, :end], len(windows)), strict=True):
         marks = Marks(*part)
         marks.blocks[:] = blocks
-        _mark(marks, [one.seen_by(window) for one in slices], counts, window, positions)
+        _mark(marks, slices, counts, window, positions)
     return numbers
 
 
 def _mark(
-    to: Marks[Numbers], slices: Sequence[BatchSlice], counts: Numbers, window: Window | None, positions: Numbers
+    to: Marks[Numbers], slices: Sequence[InputTokens], counts: Numbers, window: Window | None, positions: Numbers
 ) -> None:
     """Writes all marks but blocks."""
-    starts, committed, bases = (
-        np.array(each).repeat(counts)
-        for each in zip(*((one.extent.start, one.inputs.committed, one.inputs.base) for one in slices), strict=True)
-    )
-    to.targets[:] = starts + _flat([one.inputs.slots for one in slices])
+    extents = [one.extents[pool_of(window)] for one in slices]
+    numbers = [(at.start, at.base, one.committed) for at, one in zip(extents, slices, strict=True)]
+    starts, bases, committed = np.array(numbers).repeat(counts, 0).T
+    to.targets[:] = starts - bases + _flat([one.places for one in slices])
     to.limits[:] = to.targets + 1
-    to.firsts[:], to.bases[:] = starts, starts + committed
+    to.firsts[:], to.bases[:] = starts, starts - bases + committed
     if window is not None:
         to.firsts[:] += (window.first(positions) - bases).clip(0)
     end = 0
     for one in slices:
         begin, end = end, end + one.count
-        if not one.inputs.tree.is_chain:
+        if not one.tree.is_chain:
             own = slice(begin, end)
             to.limits[own], to.firsts[own] = (np.minimum(each[own], to.bases[own]) for each in (to.limits, to.firsts))
             firsts = None if window is None else window.first(positions[own]).tolist()
-            to.lines[own] = _ancestor_bits(one.inputs, firsts)
+            to.lines[own] = _ancestor_bits(one, firsts)
 
 
 def following_numbers(
-    numbers: Numbers, slices: Sequence[BatchSlice], windows: Windows, steps: int
+    numbers: Numbers, slices: Sequence[InputTokens], windows: Windows, steps: int
 ) -> NDArray[np.int64]:
     """The numbers of forwards each of which has the next token of every slice, (steps, rows, size); without their ids.
 
-    Args:
-        numbers: of the first of these forwards, as `numbers_of` makes them.
-        slices: of one token each.
-        windows: of the model's layers.
-        steps: forwards.
+    `numbers` and slices, of one token each, are those of the first of these forwards.
     """
     found, later = np.repeat(numbers[None], steps, 0), np.arange(steps)[:, None]
     own = found[:, :, : len(slices)]
@@ -360,32 +324,27 @@ def following_numbers(
         for each in (marks.targets, marks.limits, marks.bases):
             each += later
         if window is not None:
-            seen = [one.seen_by(window) for one in slices]
-            starts, bases = (
-                np.array(each) for each in zip(*((one.extent.start, one.inputs.base) for one in seen), strict=True)
-            )
+            extents = [one.extents[pool_of(window)] for one in slices]
+            starts, bases = np.array([(at.start, at.base) for at in extents]).T
             marks.firsts[:] = starts + (window.first(own[:, 1]) - bases).clip(0)
     return found
 
 
-def too_large(slices: Sequence[BatchSlice]) -> bool:
+def too_large(slices: Sequence[InputTokens]) -> bool:
     """Whether a tree has more nodes than one number has bits."""
-    return any(len(one.inputs.tree) > MOST_NODES and not one.inputs.tree.is_chain for one in slices)
+    return any(len(one.tree) > MOST_NODES and not one.tree.is_chain for one in slices)
 
 
 def _ancestor_bits(inputs: InputTokens, firsts: Sequence[int] | None = None) -> list[int]:
     """For each token: bit i is set where it sees node i of the tree, an ancestor or itself.
 
-    Args:
-        inputs: the tokens.
-        firsts: the first position that each token sees; None: it sees all.
+    `firsts` are the first positions that tokens see; None: all.
     """
     lines: list[int] = []
     for node, parent in enumerate(inputs.tree.parents):
         lines.append((0 if parent == ROOT else lines[parent]) | 1 << node)
     base = inputs.committed
-    found = [lines[slot - base] if slot >= base else 0 for slot in inputs.slots]
-    base += inputs.base
+    found = [lines[place - base] if place >= base else 0 for place in inputs.places]
     if firsts is None or max(firsts) <= base:
         return found
     deep = [0] * (max(inputs.positions) - base + 2)  # by depth, the nodes that lie so deep or deeper

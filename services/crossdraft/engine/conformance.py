@@ -122,13 +122,10 @@ def _branches(text: Ids) -> TokenTree:
     return tree_of([text[60:66], (*text[60:62], *text[80:83]), text[90:93]], 24)
 
 
-def conformance(model: PreTrainedModel, max_length: int | None = None, packed: bool = True) -> Conformance:
+def conformance(model: PreTrainedModel, max_length: int | None = None) -> Conformance:
     """Compares an engine of the model with the model's own forward. The model can only be used by engines afterwards.
 
-    Args:
-        model: as it was loaded.
-        max_length: tokens of a session; None: the model's context.
-        packed: its linear layers are packed first where they can be, as those of services are.
+    Its linear layers are packed first where they can be, as those of services are.
 
     Raises:
         UnsupportedModelError: the engine refuses it; the text says why.
@@ -143,8 +140,7 @@ def conformance(model: PreTrainedModel, max_length: int | None = None, packed: b
     weights = sum(part.nbytes for weight in model.parameters() for _, part in stored(weight)) / MIB
     cases = cases_of(vocabulary, context, max((window.size for window in windows if window), default=0))
     expected = own_logits(model, [text for case in cases for text in case.texts()])
-    if packed:
-        pack(model)
+    pack(model)
     engine = engine_of(model, min(context, LONGEST + SHORT), MemoryShare(sessions=8), chunk=2 * SHORT - 1)
     cases = [case for case in cases if not (engine.unbatched and case.closed)]
     if engine.unbatched or pools is None:

@@ -150,11 +150,7 @@ class DeviceTimer:
     """Measures from now until the device has finished what it was given before `end` is called.
 
     CUDA works asynchronously: events note both moments on the device, and reading `ended` waits for the second one.
-    Other devices have finished when the call returns.
-
-    Args:
-        device: for the calling thread's stream of it.
-        clock: of the host, in seconds.
+    Other devices have finished when the call returns. It is the calling thread's stream that is measured.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:

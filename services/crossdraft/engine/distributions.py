@@ -69,12 +69,7 @@ class LogitsProcessor:
     """What the options of a session do to its logits before temperature: biases, penalties and bans.
 
     Whatever grows with a request is made once, on the logits' device: making it takes as long as the options are large.
-
-    Args:
-        options: of the session.
-        size: logits of a row.
-        device: of the logits.
-        prompt: ids, for the repetition penalty.
+    The prompt is for the repetition penalty.
 
     Raises:
         ValueError: an id is outside the vocabulary.
@@ -487,17 +482,13 @@ def columns_of(logits: Tensor, allowed: Columns | None) -> Tensor:
 
 
 def narrowed(ids: Ids, probabilities: Probabilities, row_width: int) -> tuple[Ids, Probabilities]:
-    """A distribution over any ids cut and rounded as `drafting_distributions` does it.
-
-    Args:
-        ids: shape (n,), distinct.
-        probabilities: shape (n,), with a sum of one.
-        row_width: most probable ids that are kept; 0: all, without rounding.
-    """
+    """A distribution over any ids, (n,) each, cut and rounded as `cut_distributions` does it; width 0: left whole."""
     order = np.argsort(-probabilities, kind="stable")[: row_width or None]
     weights = probabilities[order]
-    if row_width:
-        weights = _on_grid(weights[None])[0]
+    if row_width:  # the largest takes what rounding leaves
+        steps = np.rint(weights / weights.sum() * GRID)
+        steps[0] += GRID - steps.sum()
+        weights = steps / GRID
     return ids[order][weights > 0], weights[weights > 0]
 
 
@@ -508,11 +499,3 @@ def _tails(unlisted: Tensor) -> Tensor:
     """
     sums = unlisted.unflatten(-1, (-1, SPAN)).sum(-1).sum(-1)
     return torch.where(unlisted.amax(-1).float() > 0, sums, 0.0)
-
-
-def _on_grid(weights: Probabilities) -> Probabilities:
-    """Weights (n, m), largest first, as multiples of 1/GRID that sum to one; the largest takes what rounding leaves."""
-    steps = np.rint(weights / weights.sum(-1, keepdims=True) * GRID)
-    steps[:, 0] += GRID - steps.sum(-1)
-    gridded: Probabilities = steps / GRID
-    return gridded

@@ -3,15 +3,13 @@
 import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.batch import BatchSlice, Windows
+from crossdraft.engine.batch import Windows
 from crossdraft.engine.compatibility import (
     PROBE,
     ModelLayers,
@@ -28,7 +26,7 @@ from crossdraft.engine.compatibility import (
 from crossdraft.engine.compilation import compile_layers, use_experts_on_device
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
-from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, SlotPool, size_for
+from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, size_for
 from crossdraft.engine.paths import Paths
 from crossdraft.engine.requests import (
     NO_TREE,
@@ -36,14 +34,10 @@ from crossdraft.engine.requests import (
     ContextOverflowError,
     ForwardRequest,
     InputTokens,
-    ScheduledRequest,
     plan_inputs,
 )
 from crossdraft.engine.runner import ModelRunner
 from crossdraft.types.trees import MOST_NODES
-
-if TYPE_CHECKING:
-    from crossdraft.engine.tensor_parallel import Leader
 
 log = logging.getLogger(__name__)
 CHUNK = 512  # tokens
@@ -65,7 +59,7 @@ class LayerPools:
             windows = layers.windows(model, length)
         except UnsupportedModelError:  # a shorter session may yet be possible
             windows = ()
-        largest = max((window.size for window in windows if window is not None), default=0)
+        largest = LayerPools(windows, (), 0).largest
         kept = size_for(largest + chunk + 1 + 2 * MOST_NODES)  # with a tree, and with the one before it
         # Each module must read the layer of the cache that has its number.
         own = [getattr(layer.module, "layer_idx", None) for layer in layers.attention] == [*range(len(layers.shapes))]
@@ -83,24 +77,17 @@ class LayerPools:
         """Of a session in layers with a window, however long it is."""
         return 0 if self.windowed is None else self.windowed.slot_bytes * self.windowed.kept
 
-    def of_cache(self, cache: KVCache, chunk: int) -> list[SlotPool]:
-        """The slots of each pool."""
-        if self.windowed is None:
-            return [SlotPool(pool, pool.slots) for pool in cache.pools]
-        largest = max(window.size for window in self.windows if window is not None)
-        *whole, part = cache.pools
-        return [*(SlotPool(pool, pool.slots) for pool in whole), SlotPool(part, part.slots, largest, chunk)]
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest window; 0: there is none."""
+        return max((window.size for window in self.windows if window is not None), default=0)
 
 
 class Following:
     """Tokens that follow what a step has computed, one of each session at a time; their ids stay on the device.
 
-    The first of each is drawn at once.
-
-    Args:
-        requests: all complete since that step, with `more` nodes to come after the last row, which ends a chain.
-        paths: of these.
-        forwards: after which the tokens after the first are drawn, at most.
+    The first of each is drawn at once, and each other one after one of so many forwards, at most. The requests are all
+    complete since that step, with `more` nodes to come after the last row, which ends a chain.
     """
 
     def __init__(
@@ -110,7 +97,7 @@ class Following:
         entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
         sizes = [request.size - request.more for request in requests]
 
-        def slices_at(step: int) -> list[BatchSlice]:
+        def slices_at(step: int) -> list[InputTokens]:
             return [_one_token(entries[place], sizes[place] + step) for place in paths.order]
 
         graphs = engine.runner.graphs
@@ -138,14 +125,9 @@ class Following:
             self._manager.record(entry, CachedTokens(grown.context, grown.tree), len(grown.context))
 
 
-def _one_token(entry: CacheEntry, place: int) -> BatchSlice:
+def _one_token(entry: CacheEntry, place: int) -> InputTokens:
     """Of a session, the token with this number; what its id is, is not known."""
-    parts: list[BatchSlice] = []
-    for extent, base in zip(reversed(entry.extents), reversed(entry.bases), strict=True):
-        slot = place - base
-        inputs = InputTokens([0], [place], [slot], (0,), slot + 1, NO_TREE, base=base)
-        parts.append(BatchSlice(extent, inputs, *parts[-1:]))
-    return parts[-1]
+    return InputTokens([0], [place], [place], (0,), place + 1, NO_TREE, extents=entry.extents)
 
 
 class Engine:
@@ -189,10 +171,13 @@ class Engine:
         self.windows = layers.windows(model, plan.length) if pools.windowed is None else pools.windows
         self._windowed = pools.windowed is not None
         slots = [plan.slots, plan.window_slots] if plan.window_slots else [plan.slots]
-        self._cache = KVCache(layers.shapes, slots, model.dtype, self.device, layers.gathers, pools.of_layers, ranks)
+        kept = (pools.largest, chunk) if self._windowed else ()
+        self._cache = KVCache(
+            layers.shapes, slots, model.dtype, self.device, layers.gathers, pools.of_layers, ranks, kept
+        )
         slots_of = f"{self._cache.pools[0].slots} tokens"
         self._log_size(f"KV cache of {self._cache.mib} MiB on {self.device} for {slots_of}", context)
-        self._manager = KVCacheManager(pools.of_cache(self._cache, chunk), reuse)
+        self._manager = KVCacheManager(self._cache.pools, reuse)
         self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
         install(model)
         if self.device.type != "cpu":
@@ -216,7 +201,6 @@ class Engine:
         self._windowed = False  # whether layers with a window have slots of their own
         self.device: torch.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
-        self.leader: Leader | None = None  # of other ranks, if the model has some: told what changes this engine
 
     @property
     def slots(self) -> int:
@@ -262,37 +246,31 @@ class Engine:
         return self._manager.can_allocate(request)
 
     @torch.inference_mode()
-    def step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
-        """One forward for requests of different sessions, each of which `check` has accepted.
+    def step(self, requests: Sequence[ForwardRequest]) -> list[Tensor | None]:
+        """One forward for requests of different sessions, of each as many `tokens` as it says.
 
         Returns:
             For each request that is complete now: its logits, float32 (rows, V), by default after the last committed
             token, then after each node. None: schedule the same request again. Nothing is computed for a request that
             `admits` would deny when its turn comes in this step, or whose session is in the step already.
         """
-        with nullcontext() if self.leader is None else self.leader.step(scheduled):
-            return self._step(scheduled)
-
-    def _step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
-        results: list[Tensor | None] = [None] * len(scheduled)
+        results: list[Tensor | None] = [None] * len(requests)
         self.hidden = {}
-        admitted = self._admitted(scheduled)
-        slices = self._slices(admitted, scheduled)
-        running = [part for part, _ in slices.values() if part.count]
+        admitted = self._admitted(requests)
+        slices = self._slices(admitted, requests)
+        running = [part for part, _ in slices.values() if part.tokens]
         logits = self.runner.run(running) if running else {}
         for index, (part, plan) in slices.items():
-            request, entry = scheduled[index].request, admitted[index]
+            request, entry = requests[index], admitted[index]
             self.computed += part.count
-            if part.count == len(plan.tokens):
+            if part.count == plan.count:
                 self._manager.record(entry, CachedTokens(request.context, request.tree), plan.move_start)
                 found = logits.get(part)
                 results[index] = torch.zeros(0, self.vocabulary_size, device=self.device) if found is None else found
                 if request.hidden and part in self.runner.hidden:
                     self.hidden[request.session] = self.runner.hidden[part]
             else:
-                self._manager.record(
-                    entry, CachedTokens(request.context[: part.used + part.inputs.base]), plan.move_start
-                )
+                self._manager.record(entry, CachedTokens(request.context[: part.places[-1] + 1]), plan.move_start)
         return results
 
     def give(self, session: Hashable, context: tuple[int, ...], states: Mapping[int, bytes]) -> None:
@@ -310,7 +288,7 @@ class Engine:
         while waiting := [index for index, logits in enumerate(results) if logits is None]:
             if not self.admits(requests[waiting[0]]):
                 raise ValueError("the KV cache has too few free slots for these requests: close other sessions")
-            due = [ScheduledRequest(requests[index], self.chunk) for index in waiting]
+            due = [replace(requests[index], tokens=self.chunk) for index in waiting]
             for index, logits in zip(waiting, self.step(due), strict=True):
                 results[index] = logits
         return [logits for logits in results if logits is not None]
@@ -322,8 +300,6 @@ class Engine:
 
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
-        if self.leader is not None:
-            self.leader.close(session)
         self._manager.close(session)
 
     def _log_size(self, held: str, context: int) -> None:
@@ -364,37 +340,36 @@ class Engine:
             return False
         return True
 
-    def _admitted(self, scheduled: Sequence[ScheduledRequest]) -> dict[int, CacheEntry]:
+    def _admitted(self, requests: Sequence[ForwardRequest]) -> dict[int, CacheEntry]:
         """The entries of requests that have slots, by index; of each session the first request."""
         entries: dict[Hashable, tuple[int, CacheEntry]] = {}
-        for index, one in enumerate(scheduled):
-            if one.request.session not in entries:
-                entry = self._manager.allocate(one.request)
+        for index, one in enumerate(requests):
+            if one.session not in entries:
+                entry = self._manager.allocate(one)
                 if entry is not None:
-                    entries[one.request.session] = index, entry
+                    entries[one.session] = index, entry
         return dict(entries.values())
 
     def _slices(
-        self, admitted: dict[int, CacheEntry], scheduled: Sequence[ScheduledRequest]
-    ) -> dict[int, tuple[BatchSlice, InputTokens]]:
+        self, admitted: dict[int, CacheEntry], requests: Sequence[ForwardRequest]
+    ) -> dict[int, tuple[InputTokens, InputTokens]]:
         """What to compute for each admitted request, and its whole plan; moves tree nodes that were committed."""
         slices = {}
         moves: list[dict[int, int]] = [{} for _ in self._cache.pools]  # of each pool, to each slot the one it is from
         for index, entry in admitted.items():
-            plan, tokens = entry.plan(scheduled[index].request), scheduled[index].tokens
+            request = requests[index]
+            plan, tokens = entry.plan(request), request.tokens
             inputs = plan.first(plan.scheduled(min(tokens, self.chunk) if self._windowed else tokens))
             if self._windowed and inputs.tokens:
-                self._manager.make_room(entry, entry.cached, inputs, scheduled[index].request.more)
+                self._manager.make_room(entry, entry.cached, inputs, request.more)
             # A forward that fails leaves the slots in an unknown state: they count as empty until it has returned.
             entry.cached, entry.planned = CachedTokens(), None
             if plan.moves:
-                for extent, base, moved in zip(entry.extents, entry.bases, moves, strict=True):
-                    first = extent.start - base
-                    moved |= {first + plan.move_start + number: first + slot for number, slot in enumerate(plan.moves)}
-            own = [
-                BatchSlice(extent, inputs.after(base)) for extent, base in zip(entry.extents, entry.bases, strict=True)
-            ]
-            slices[index] = BatchSlice(own[0].extent, own[0].inputs, *own[1:]), plan
+                for extent, moved in zip(entry.extents, moves, strict=True):
+                    to = extent.origin + plan.move_start
+                    moved |= {to + number: extent.origin + place for number, place in enumerate(plan.moves)}
+            inputs.extents = entry.extents
+            slices[index] = inputs, plan
         for pool, moved in zip(self._cache.pools, moves, strict=True):
             if moved:
                 pool.move([*moved.values()], [*moved])

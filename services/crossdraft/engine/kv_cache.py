@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from crossdraft.engine.attention import write_slots
 from crossdraft.engine.device import available_memory, least, sent
-from crossdraft.engine.kv_cache_manager import UNIT, size_for
+from crossdraft.engine.kv_cache_manager import UNIT, SlotPool, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
 
 MIB = 1 << 20
@@ -120,23 +120,18 @@ class LayerShape:
     value: int  # width of a value
 
 
-class KVPool:
+class KVPool(SlotPool):
     """The slots of some layers, of which sessions have the same.
 
     Memory starts as zeros: a masked slot has weight zero, and zero times NaN is NaN. Layers whose keys or values have
-    the same shape share one tensor, so that copying, clearing or moving slots in all of them is one call.
-
-    Args:
-        shapes: of each layer.
-        slots: that are handed out.
-        dtype: of the model.
-        device: of the model.
-        ranks: processes that share the model, each with a cache for its heads.
+    the same shape share one tensor, so that copying, clearing or moving slots in all of them is one call. Each of the
+    processes that share a model, its `ranks`, has its heads' slots. `kept` are `window` and `chunk` of `SlotPool`.
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device, ranks: int = 1
+        self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device, ranks: int, *kept: int
     ) -> None:
+        super().__init__(slots, *kept)
         self.slots, self.ranks = slots, ranks
         self.padding_slot = slots  # never read: where padding is written
         parts = [(shape.heads, width) for shape in shapes for width in (shape.key, shape.value)]
@@ -149,7 +144,6 @@ class KVPool:
         self.keys, self.values = tensors[::2], tensors[1::2]
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copies `count` slots from `source` on to `target` and on."""
         apart = abs(source - target) >= count
         for block in self.blocks.values():
             copied = block[:, :, source : source + count]
@@ -160,7 +154,7 @@ class KVPool:
             block[:, :, start : start + count].zero_()
 
     def is_finite(self, start: int, count: int) -> bool:
-        """Whether slots hold finite numbers: a NaN in a tree also reaches the text's keys, masked or not.
+        """As of `SlotPool`: a NaN in a tree also reaches the text's keys, masked or not.
 
         The last layer is enough, as a NaN of any layer is in all layers after it.
         """
@@ -179,18 +173,10 @@ class KVPool:
 class KVCache(Cache):
     """A transformers cache that is written at given slots and returns all of them.
 
-    Which slots a token attends to is in `attention.Layout`.
-
-    Args:
-        shapes: of each layer.
-        slots: that are handed out, of each pool.
-        dtype: of the model.
-        device: of the model.
-        gathers: whether the model makes keys and values of what is cached anew in each forward (multi-head latent
-            attention): then only the slots that the forward reads are returned. The model itself expands them:
-            absorbing the expansion into queries would be code for one architecture.
-        pool_of: of each layer, the number of the pool that it is in; None: there is one.
-        ranks: processes that share the model, each with a cache for its heads.
+    Which slots a token attends to is in `attention.Layout`; `pool_of` says in which pool each layer is. A model that
+    makes keys and values of what is cached anew in each forward (multi-head latent attention) gathers: only the slots
+    that the forward reads are returned. The model itself expands them: absorbing the expansion into queries would be
+    code for one architecture. `kept` is of the last pool.
     """
 
     def __init__(
@@ -202,14 +188,14 @@ class KVCache(Cache):
         gathers: bool = False,
         pool_of: Sequence[int] | None = None,
         ranks: int = 1,
+        kept: Sequence[int] = (),
     ) -> None:
         super().__init__(layers=[])
         self.gathers, self.ranks = gathers, ranks
         self.pool_of = pool_of or [0] * len(shapes)
-        self.pools = [
-            KVPool([shape for shape, number in zip(shapes, self.pool_of, strict=True) if number == pool], *given)
-            for pool, given in enumerate((count, dtype, device, ranks) for count in slots)
-        ]
+        parts = [[shape for shape, of in zip(shapes, self.pool_of, strict=True) if of == n] for n in range(len(slots))]
+        self.pools = [KVPool(*given, dtype, device, ranks) for given in zip(parts[:-1], slots[:-1], strict=True)]
+        self.pools.append(KVPool(parts[-1], slots[-1], dtype, device, ranks, *kept))
         tensors = [zip(pool.keys, pool.values, strict=True) for pool in self.pools]
         self.keys, self.values = zip(*(next(tensors[number]) for number in self.pool_of), strict=True)
         self._mappings: Sequence[slice | Tensor] = ()
@@ -233,10 +219,7 @@ class KVCache(Cache):
         """Touches its memory now, while it is still empty; otherwise the first passes to write there wait for it.
 
         A token's keys lie in as many pages as there are layers and heads, and a page of 2 MiB takes about 4 ms: the
-        first token of a session took up to three seconds.
-
-        Args:
-            most: MiB, of the slots that are handed out first; None: all.
+        first token of a session took up to three seconds. At most so many MiB are touched, of the first slots.
 
         Raises:
             NumberOutOfRangeError: the machine has less memory.
@@ -255,13 +238,8 @@ class KVCache(Cache):
     def map_slots(
         self, mappings: Sequence[slice | Tensor], positions: Tensor | None = None, gathered: Tensor | None = None
     ) -> None:
-        """Sets where the next forward's keys and values go, and what it reads.
-
-        Args:
-            mappings: of each pool, slots in the order of the forward's tokens, int64 if a tensor.
-            positions: of its tokens, int64 (tokens,).
-            gathered: the slots that are returned, int64; None: all.
-        """
+        """Sets where the next forward's keys and values go: of each pool slots in the order of its tokens; and what it
+        reads, `gathered`, or all. Tensors are int64."""
         self._mappings, self._positions, self._gathered = mappings, positions, gathered
 
     def update(

@@ -4,31 +4,24 @@ Slots are handed out in extents by a buddy allocator. What an ended session comp
 so that a later session whose text begins in the same way starts with it (prefix caching). No torch.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
-from crossdraft.engine.requests import NO_TREE, CachedTokens, ForwardRequest, InputTokens, common_prefix, plan_inputs
-
-if TYPE_CHECKING:
-    from crossdraft.engine.kv_cache import KVPool
+from crossdraft.engine.requests import (
+    NO_TREE,
+    CachedTokens,
+    Extent,
+    ForwardRequest,
+    InputTokens,
+    common_prefix,
+    plan_inputs,
+)
 
 UNIT = 64  # slots of the smallest extent
 BLOCK = 32  # ids that are hashed together; shorter common prefixes are not reused
 TRIED = 8  # entries whose hashes match as many blocks, which differ in less than one more
-
-
-@dataclass(frozen=True, order=True)
-class Extent:
-    """Consecutive slots."""
-
-    start: int  # first slot, a multiple of the size
-    size: int  # slots, UNIT times a power of two
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
 
 
 def size_for(slots: int) -> int:
@@ -39,10 +32,8 @@ class SlotAllocator:
     """Which slots are free: a buddy allocator (Knowlton, CACM 8(10), 1965).
 
     Sizes are UNIT times a power of two and an extent begins at a multiple of its size, so that two free halves of one
-    extent are one free extent again, and extents of one size often lie at equal distances.
-
-    Args:
-        slots: how many there are; those after the last whole unit are never handed out.
+    extent are one free extent again, and extents of one size often lie at equal distances. Slots after the last whole
+    unit are never handed out.
     """
 
     def __init__(self, slots: int) -> None:
@@ -117,14 +108,8 @@ class CacheEntry:
     """An extent of each pool, and whose keys and values are in them."""
 
     extents: list[Extent]
-    bases: list[int]  # of each pool, the position of the token in the extent's first slot
     cached: CachedTokens = field(default_factory=CachedTokens)
     planned: tuple[ForwardRequest, CachedTokens, InputTokens] | None = None  # the last plan, and what it was made from
-
-    @property
-    def extent(self) -> Extent:
-        """Of the first pool."""
-        return self.extents[0]
 
     def plan(self, request: ForwardRequest) -> InputTokens:
         """The tokens to compute for a request; made once while nothing changes."""
@@ -184,20 +169,30 @@ def _block_key(before: int, ids: Sequence[int], block: int) -> int:
     return hash((before, *ids[block * BLOCK : (block + 1) * BLOCK]))
 
 
-class SlotPool:
-    """Slots that are handed out to sessions, and what is to be known of them.
+class SlotPool(ABC):
+    """Slots that are handed out to sessions, and what is in them.
 
     Args:
-        memory: what is in the slots.
         slots: how many there are.
         window: tokens before a text's end that are read again; None: all of them.
         chunk: tokens that are computed at a time, where there is a window.
     """
 
-    def __init__(self, memory: "KVPool", slots: int, window: int | None = None, chunk: int = 0) -> None:
-        self.memory, self.window, self.chunk = memory, window, chunk
+    def __init__(self, slots: int, window: int | None = None, chunk: int = 0) -> None:
+        self.window, self.chunk = window, chunk
         self.allocator = SlotAllocator(slots)
-        self._written = bytearray(self.allocator.slots // UNIT)  # 1: something may have been written in this unit
+
+    @abstractmethod
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copies so many slots from `source` on to `target` and on."""
+
+    @abstractmethod
+    def clear(self, start: int, count: int) -> None:
+        """Makes zeros of so many slots."""
+
+    @abstractmethod
+    def is_finite(self, start: int, count: int) -> bool:
+        """Whether slots hold finite numbers."""
 
     def needed(self, request: ForwardRequest, cached: CachedTokens) -> int:
         """Slots that a session has for this request, cached tokens included."""
@@ -208,33 +203,10 @@ class SlotPool:
         return min(max(count, len(cached.ids) + len(cached.tree.tokens)), self.window + self.chunk + nodes)
 
     def base(self, before: int, first: int, last: int, size: int) -> int:
-        """The position in an extent's first slot if those from `first` to `last` are to be computed.
-
-        Args:
-            before: what it was.
-            first: first position.
-            last: last position, or that of what is cached, if that is more.
-            size: slots of the extent.
-        """
+        """The base of an extent of so many slots if places from `first` to `last`, or what is cached, are computed."""
         if self.window is None or first < before:
             return 0
         return before if last - before < size else max(0, first - self.window - 1)
-
-    def clear(self, extent: Extent, kept: int) -> None:
-        """Zeros an extent after its first `kept` slots; memory that nobody wrote stays untouched."""
-        first = extent.start + kept
-        last = self._written.rfind(1, first // UNIT, extent.end // UNIT)
-        if last >= 0:
-            self.memory.clear(first, (last + 1) * UNIT - first)
-        whole = -(-first // UNIT)
-        self._mark(whole, extent.end // UNIT - whole, False)
-
-    def note_written(self, extent: Extent, count: int) -> None:
-        """Something may be written in the first `count` slots."""
-        self._mark(extent.start // UNIT, -(-count // UNIT), True)
-
-    def _mark(self, unit: int, count: int, written: bool) -> None:
-        self._written[unit : unit + count] = bytes((written,)) * count
 
 
 class KVCacheManager:
@@ -245,11 +217,7 @@ class KVCacheManager:
     every pass. Going back beyond what is kept, and a prefix of an older text, compute everything again, as the hidden
     states of the kept tokens depend on lost ones. The slots of ended sessions are reused least recently used first.
     A new session never sees another one's numbers beyond a common prefix: slots are cleared, since a masked NaN is
-    still a NaN.
-
-    Args:
-        pools: of the KV cache.
-        reuse: whether a session may begin with a prefix that another one computed (prefix caching).
+    still a NaN. With `reuse` a session may begin with a prefix that another one computed (prefix caching).
     """
 
     def __init__(self, pools: Sequence[SlotPool], reuse: bool = True) -> None:
@@ -309,36 +277,27 @@ class KVCacheManager:
 
     def _fits(self, entry: CacheEntry, number: int, request: ForwardRequest) -> bool:
         """Whether the entry has slots of a pool for a request, or can get them."""
-        pool = self.pools[number]
-        count = pool.needed(request, entry.cached)
-        if entry.extents[number].size < count and not self._grow(entry, number, size_for(count)):
-            return False
-        pool.note_written(entry.extents[number], count if pool.window is None else entry.extents[number].size)
-        return True
+        count = self.pools[number].needed(request, entry.cached)
+        return entry.extents[number].size >= count or self._grow(entry, number, size_for(count))
 
     def make_room(self, entry: CacheEntry, cached: CachedTokens, inputs: InputTokens, more: int = 0) -> None:
-        """Moves what layers with a window still read to the front of its extent, where the next tokens do not fit.
-
-        Args:
-            entry: whose slots they are.
-            cached: what is in them.
-            inputs: what is computed next, at least one token.
-            more: tokens that may follow these.
-        """
+        """Moves what layers with a window still read to the front of the extent, where the inputs, and `more`, do not
+        fit."""
         held = len(cached.ids) + len(cached.tree.tokens)
-        first = inputs.move_start if inputs.moves else inputs.slots[0]
-        for number, pool in enumerate(self.pools):
-            before, extent = entry.bases[number], entry.extents[number]
-            last = max(held - 1, inputs.slots[-1] + more)
-            base = entry.bases[number] = pool.base(before, first, last, extent.size)
-            if base > before:
-                pool.memory.copy(extent.start + base - before, extent.start, held - base)
+        first, last = inputs.move_start if inputs.moves else inputs.places[0], max(held - 1, inputs.places[-1] + more)
+        for number, (pool, extent) in enumerate(zip(self.pools, entry.extents, strict=True)):
+            base = pool.base(extent.base, first, last, extent.size)
+            if base > extent.base:
+                pool.copy(extent.origin + base, extent.start, held - base)
+            if base != extent.base:
+                entry.extents[number] = replace(extent, base=base)
 
     def record(self, entry: CacheEntry, cached: CachedTokens, kept: int) -> None:
         """Sets what is in the entry's slots now; its first `kept` ids have not changed."""
-        if any(entry.bases):  # of what a token sees, the first is read again where only the last token is computed
-            bases = zip(entry.bases, self.pools, strict=True)
-            cached = replace(cached, least=max(base + pool.window + 1 for base, pool in bases if pool.window))
+        # Of what a token sees, the first is read again where only the last token is computed.
+        pools = zip(self.pools, entry.extents, strict=True)
+        least = max((one.base + pool.window + 1 for pool, one in pools if pool.window and one.base), default=0)
+        cached = replace(cached, least=least) if least else cached
         entry.cached = cached
         self._prefixes.note(entry, cached.ids, kept)
 
@@ -371,8 +330,9 @@ class KVCacheManager:
         if found is not None and found[0] in self._ended:
             if found[1] == len(found[0].cached.ids):
                 del self._ended[found[0]]
-                for pool, extent, base in zip(self.pools, found[0].extents, found[0].bases, strict=True):
-                    pool.clear(extent, found[1] - base)
+                for pool, extent in zip(self.pools, found[0].extents, strict=True):
+                    first = extent.origin + found[1]
+                    pool.clear(first, extent.end - first)
                 return found[0]
             self._ended[found[0]] = self._ended.pop(found[0])  # most recently used: the last to be released
         extents: list[Extent] = []
@@ -382,27 +342,25 @@ class KVCacheManager:
                 for extent, other in zip(extents, self.pools, strict=False):
                     other.allocator.free(extent)
                 return None
-            pool.clear(taken, 0)
+            pool.clear(taken.start, taken.size)
             extents.append(taken)
-        entry = CacheEntry(extents, [0] * len(extents))
+        entry = CacheEntry(extents)
         if found is not None and found[0].cached.ids:  # empty: `_find` released it
             self._copy_prefix(found[0], entry, found[1])
             self.record(entry, CachedTokens(request.context[: found[1]]), 0)
         return entry
 
     def _is_finite(self, entry: CacheEntry, shared: int) -> bool:
-        return all(
-            pool.memory.is_finite(extent.start, shared - base)
-            for pool, extent, base in zip(self.pools, entry.extents, entry.bases, strict=True)
-        )
+        pools = zip(self.pools, entry.extents, strict=True)
+        return all(pool.is_finite(extent.start, shared - extent.base) for pool, extent in pools)
 
     def _copy_prefix(self, source: CacheEntry, entry: CacheEntry, shared: int) -> None:
         """Copies the first tokens of another entry, or what is still read of them."""
         for number, pool in enumerate(self.pools):
-            before, extent = source.bases[number], entry.extents[number]
-            base = max(before, pool.base(0, shared, shared - 1, extent.size))
-            pool.memory.copy(source.extents[number].start + base - before, extent.start, shared - base)
-            entry.bases[number] = base
+            before, extent = source.extents[number], entry.extents[number]
+            base = max(before.base, pool.base(0, shared, shared - 1, extent.size))
+            pool.copy(before.origin + base, extent.start, shared - base)
+            entry.extents[number] = replace(extent, base=base)
 
     def _grow(self, entry: CacheEntry, number: int, size: int) -> bool:
         """Makes the extent larger, in place or elsewhere; False, and no change, where there is no room."""
@@ -414,12 +372,12 @@ class KVCacheManager:
             if after is None:
                 return False
             if after.start != before.start:
-                kept = len(entry.cached.ids) + len(entry.cached.tree) - entry.bases[number]
-                pool.memory.copy(before.start, after.start, kept)
+                kept = len(entry.cached.ids) + len(entry.cached.tree) - before.base
+                pool.copy(before.start, after.start, kept)
             if not after.start <= before.start < after.end:
                 pool.allocator.free(before)
-        pool.clear(after, kept)
-        entry.extents[number] = after
+        pool.clear(after.start + kept, after.size - kept)
+        entry.extents[number] = replace(after, base=before.base)
         return True
 
     def _find(self, number: int, size: int, own: Extent | None) -> Extent | None:

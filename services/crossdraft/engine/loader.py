@@ -36,7 +36,6 @@ from crossdraft.text.tokenizer_file import NEUTRAL, OWN, TokenizerMissing, load_
 from crossdraft.types.messages import Description, SamplingDefaults
 from crossdraft.types.rows import Ids
 
-QUANTIZATIONS = ("int8",)  # weight-only, by torchao
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Tensors of old checkpoints that a model makes by itself: causal masks, and angles of positions.
 MADE = re.compile(r"(attn|attention)\.(masked_)?bias$|rotary_emb\.\w+$|position_ids$")
@@ -108,7 +107,7 @@ class LoadOptions:
     trust_remote_code: bool = False  # whether code that comes with the model may run
     pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
     chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
-    quantization: str | None = None  # of QUANTIZATIONS; a checkpoint that is quantized already names none
+    quantization: str | None = None  # int8: of weights, by torchao; a checkpoint that is quantized already names none
     tensor_parallel_size: int = 1  # processes that share it, of which this is one (`tensor_parallel`)
     lora: LoraModule | None = None
     generation_config: str = NEUTRAL  # whose sampling settings are the defaults of requests (`load_tokenizer_json`)
@@ -120,16 +119,10 @@ def load_model(options: LoadOptions) -> LoadedModel:
     """Loads weights (safetensors only) and tokenizer.
 
     Raises:
-        ModelLoadError: folder, weights, tokenizer, dtype, device, max_length, quantization or adapter do not fit, or
-            the head cannot be cut.
+        ModelLoadError: folder, weights, tokenizer, device, max_length or adapter do not fit, or the head cannot be cut.
         FrequenciesError: the frequencies or the number of ids of `pruning` do not fit.
     """
     name, quantization, lora = options.name, options.quantization, options.lora
-    if options.dtype != "auto" and options.dtype not in DTYPES:
-        raise ModelLoadError(f"dtype {options.dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        known = ", ".join(QUANTIZATIONS)
-        raise ModelLoadError(f"quantization {quantization!r} is unknown: use {known}, or leave it out")
     device = device_of(options.device)
     source, larger = _source(name), larger_of(name)
     try:

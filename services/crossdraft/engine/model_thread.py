@@ -2,9 +2,9 @@
 
 A job is a generator. It yields forward requests and receives a `ForwardResult` for each, yields sampler requests about
 the logits and receives their results, and returns its result to whoever submitted it. All of it runs in the model
-thread. A verification pass of the target is one forward request, a draft of k tokens k of them: or one `PathRequest`,
-whose k steps are made without the job, and on the device alone while nobody else waits. What a step's requests find out
-comes to the host in one copy, for which alone the host waits.
+thread. A verification pass of the target is one forward request, a draft of k tokens k of them, or less: while nobody
+else waits, what follows a `PathRequest` is made on the device alone. What a step's requests find out comes to the host
+in one copy, for which alone the host waits.
 """
 
 import asyncio
@@ -25,14 +25,15 @@ from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, fetched, finished
 from crossdraft.engine.engine import Engine, Following
-from crossdraft.engine.paths import Drawn, PathRequest, PathResult, Paths
-from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
-from crossdraft.engine.sampler import BatchKey, SamplerRequest, batched
-from crossdraft.engine.scheduler import Admission, Pause, ReadyRequest, ScheduledStep, Scheduler
+from crossdraft.engine.paths import PathRequest, Paths
+from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, batched
+from crossdraft.engine.scheduler import Admission, Pause, Scheduler
 
 T = TypeVar("T")
-Job = Generator[ForwardRequest | SamplerRequest[Any] | PathRequest, Any, T]
-StepFunction = Callable[[Sequence[ScheduledRequest]], list[Tensor | None]]  # as `Engine.step`
+Job = Generator[ForwardRequest | SamplerRequest[Any], Any, T]
+StepFunction = Callable[[Sequence[ForwardRequest]], list[Tensor | None]]  # as `Engine.step`
+CloseFunction = Callable[[Hashable], None]  # as `Engine.close`
 Check = Callable[..., None]  # as `Engine.check`
 WORKING_SECONDS = 1.0  # after which a job's submitter is told again that it waits for a thread that makes steps
 FAULTS = RuntimeError, ValueError, IndexError, MemoryError  # of one request, or of many at once
@@ -88,63 +89,35 @@ class RunningJob(Generic[T]):
 
     def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float, outbox: LoopCalls) -> None:
         self.request: ForwardRequest
-        self.submitted = self.asked = submitted  # when it asked for its forward
-        self.began: float | None = None  # the first step of its request, if there was one
         self.live = True
         self.sampling: tuple[tuple[BatchKey, int], SamplerRequest[Any]] | None = None  # awaited before any forward
         self.future: asyncio.Future[T] = loop.create_future()
-        self.path: PathRequest | None = None  # what is left of it
-        self.row: Tensor | None = None  # (1, V), from which its next token is to be drawn
-        self._drawn: list[Drawn] = []  # of the path, so far
-        self._queued = 0.0  # seconds until its first step
         self._job = job
         self._loop = loop
         self._outbox = outbox
         self.working: Callable[[], object] | None = None
-        self._told = submitted  # when that was called last
+        self._submitted = self._told = submitted  # and when `working` was called last
 
     def stepped(self, now: float) -> None:
         """A step was made, of whichever jobs."""
-        if self.live and self.working is not None and now - max(self._told, self.asked) >= WORKING_SECONDS:
+        if self.live and self.working is not None and now - max(self._told, self.request.asked) >= WORKING_SECONDS:
             self._told = now
             self._outbox.put(self._loop, self.working)
 
     def start(self, check: Check) -> None:
-        self.resume(None, check, self.asked)
+        self.resume(None, check, self._submitted)
 
     def resume(self, result: Any, check: Check, now: float) -> None:
         """Hands it the result of its request, and runs it up to the next one, which it asks for now."""
         with Delivering(self):
             request = self._job.send(result)
-            self.asked = now
             self.sampling = None
             if isinstance(request, SamplerRequest):
                 self.sampling = BatchKey.of(request), request
-            elif isinstance(request, PathRequest):
-                self.request, self.path, self._drawn = request.forward, request, []
-                check(self.request)
             else:
                 self.request = request
+                request.asked, request.back, request.began = now, now == self._submitted, None
                 check(request)
-
-    def answer(self, result: ForwardResult, check: Check, now: float) -> None:
-        if self.path is None:
-            self.resume(result, check, now)
-        else:
-            self.row, self._queued = result.logits, self._queued if self._drawn else result.queued
-
-    def draw(self, drawn: Sequence[Drawn], check: Check, now: float) -> None:
-        """The next tokens of its path: what is left of it goes on in a step, or the job does."""
-        with Delivering(self):
-            assert self.path is not None
-            self.row = None
-            self._drawn += drawn
-            if len(drawn) == self.path.tokens:
-                self.path = None
-                self.resume(PathResult(self._drawn, self._queued), check, now)
-            else:
-                self.path = self.path.after([token for token, _ in drawn])
-                self.asked, self.request = now, self.path.forward
 
     def finish(self, error: BaseException) -> None:
         """Ends the job: its result (a StopIteration), or the error, goes to the submitter."""
@@ -184,14 +157,8 @@ class Delivering:
 class ModelThread:
     """Runs jobs on one engine in one thread; the scheduler decides which of them a step serves, and when.
 
-    An error, of a job or of its request, reaches only that job's submitter.
-
-    Args:
-        engine: what the thread runs.
-        step: called in place of the engine's own `step`, which it calls in turn; None: that itself.
-        name: of the thread.
-        clock: in seconds.
-        priority: of its CUDA stream; those below 0 go before others. 0: the default stream.
+    An error, of a job or of its request, reaches only that job's submitter. `step` is called in place of the engine's
+    own, which it calls in turn. CUDA streams of a priority below 0 go before others; 0 is the default stream.
     """
 
     def __init__(
@@ -209,7 +176,7 @@ class ModelThread:
         self.answers = 0  # requests that were completed
         self.queued = 0.0  # seconds that they waited for their first steps
         self._engine_step = engine.step if step is None else step
-        self._follows = engine.follows and self._engine_step == engine.step
+        self._followed_kinds: tuple[type[PathRequest], ...] = (PathRequest,) if engine.follows and step is None else ()
         self._followed: tuple[DeviceTimer, int, int] | None = None  # steps after the latest, and sessions of each
         self._clock = clock
         own = priority and engine.device.type == "cuda"
@@ -223,6 +190,13 @@ class ModelThread:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def lead(
+        self, step: Callable[[StepFunction], StepFunction], close: Callable[[CloseFunction], CloseFunction]
+    ) -> None:
+        """Makes of its step, and of the engine's `close`, what is called in place of them. Before the first job."""
+        self._followed_kinds, self._engine_step = (), step(self._engine_step)
+        self._admission.free = close(self._admission.free)
 
     @property
     def preemptions(self) -> int:
@@ -290,12 +264,11 @@ class ModelThread:
             with self.on_stream():
                 while self._arrived(pause):
                     now = self._clock()
-                    admitted = self._admitted(now)
-                    decided = self._scheduler.next([self._ready(job) for job in admitted], now)
+                    decided = self._scheduler.next(self._admitted(now), now)
                     if isinstance(decided, Pause):
                         pause = decided.seconds
                     else:
-                        self._step(admitted, decided)
+                        self._step(decided)
                         pause = 0.0
         finally:
             self._ended()
@@ -335,27 +308,24 @@ class ModelThread:
             self._sample([job])
         if job.live:
             self._live.append(job)
-            self._scheduler.returns.asked(job.request.session, job.asked)
+            self._scheduler.returns.asked(job.request.session, job.request.asked)
 
-    def _admitted(self, now: float) -> list[RunningJob[Any]]:
-        self._live.sort(key=attrgetter("asked"))
-        return self._admission.admitted(self._live, self._scheduler.returns.expected(now), now)
+    def _admitted(self, now: float) -> list[ForwardRequest]:
+        waiting = sorted([job.request for job in self._live], key=attrgetter("asked"))
+        admitted = self._admission.admitted(waiting, self._scheduler.returns.expected(now), now)
+        for one in admitted:
+            one.due = self.engine.remaining(one)
+        return admitted
 
-    def _ready(self, job: RunningJob[Any]) -> ReadyRequest:
-        request = job.request
-        tokens = self.engine.remaining(request)
-        end = min(tokens, 1 + len(request.tree.tokens))
-        return ReadyRequest(request.session, job.asked, tokens, end, job.began is not None, job.asked == job.submitted)
-
-    def _step(self, admitted: "list[RunningJob[Any]]", step: ScheduledStep) -> None:
-        """Runs a step, and its jobs up to their next requests."""
-        scheduled = sorted(step.tokens.items())  # the oldest first: slots are allocated in this order
-        jobs = [admitted[index] for index, _ in scheduled]
+    def _step(self, requests: list[ForwardRequest]) -> None:
+        """Runs a step, the oldest first: slots are allocated in this order. Then its jobs up to their next requests."""
+        known = {job.request: job for job in self._live}
+        jobs = [known[request] for request in requests]
         span, computed = DeviceTimer(self.engine.device, self._clock), self.engine.computed
         began = span.began
         self.steps += 1
         self.batches[len(jobs)] += 1
-        found = self._forward(jobs, [ScheduledRequest(admitted[index].request, tokens) for index, tokens in scheduled])
+        found = self._forward(jobs, requests)
         span.end()
         computed, now = self.engine.computed - computed, self._clock()
         answered = [job for job, logits in zip(jobs, found, strict=True) if job.live and logits is not None]
@@ -385,63 +355,54 @@ class ModelThread:
             self._admission.close(session)
         elif logits is not None or self.engine.admits(job.request):
             self._admission.stepped(session, began)
-            job.began = began if job.began is None else job.began
+            job.request.began = began if job.request.began is None else job.request.began
 
-    def _forward(self, jobs: "list[RunningJob[Any]]", scheduled: list[ScheduledRequest]) -> list[Tensor | None]:
+    def _forward(self, jobs: "list[RunningJob[Any]]", requests: list[ForwardRequest]) -> list[Tensor | None]:
         """One forward for all; where it fails the jobs run one by one, so that only those at fault fail."""
         if len(jobs) > 1:
             with Delivering(*jobs), suppress(RuntimeError, MemoryError):
-                return self._engine_step(scheduled)
+                return self._engine_step(requests)
         found: list[Tensor | None] = [None] * len(jobs)
         for index, job in enumerate(jobs):
             if job.live:
                 with Delivering(job):
-                    found[index] = self._engine_step([scheduled[index]])[0]
+                    found[index] = self._engine_step([requests[index]])[0]
         return found
 
     def _answer(
         self, job: RunningJob[Any], logits: Tensor, span: DeviceTimer, computed: int, sessions: int, now: float
     ) -> None:
-        assert job.began is not None
-        request, queued = job.request, job.began - job.asked
+        request = job.request
+        assert request.began is not None
+        queued = request.began - request.asked
         self.answers += 1
         self.queued += queued
         self._admission.answered(request.session, now, lambda: self._scheduler.costs.seconds(len(request.context)))
-        result = ForwardResult(logits, queued, job.began, span, sessions, computed)
-        job.began = None
-        job.answer(result, self.engine.check, now)
+        job.resume(ForwardResult(logits, queued, request.began, span, sessions, computed), self.engine.check, now)
 
     def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
-        """Runs the sampler requests of jobs, and draws on paths, until each waits for a forward, or has ended."""
-        while waiting := [job for job in jobs if job.live and (job.sampling or job.row is not None)]:
-            asking = [(job, *job.sampling) for job in waiting if job.sampling is not None]
+        """Runs the sampler requests of jobs until each waits for a forward, or has ended."""
+        while asking := [(job, *job.sampling) for job in jobs if job.live and job.sampling is not None]:
+            paths = [job for job, _, request in asking if isinstance(request, self._followed_kinds)]
+            others = [(job, key) for job, key, request in asking if not isinstance(request, self._followed_kinds)]
             launches: list[tuple[list[RunningJob[Any]], Launch]] = [
-                ([asking[index][0] for index in members], _launched)
-                for members in batched([key for _, key, _ in asking])
+                ([others[index][0] for index in members], _launched) for members in batched([key for _, key in others])
             ]
-            drawing = [job for job in waiting if job.row is not None]
-            if drawing:
-                launches.append((drawing, partial(self._draw, drawing)))
+            if paths:
+                launches.append((paths, self._draw))
             for batch, results in _together(launches):
                 now = self._clock()
                 for job, result in zip(batch, results, strict=True):
                     if job.live:
-                        (job.resume if job.row is None else job.draw)(result, self.engine.check, now)
+                        job.resume(result, self.engine.check, now)
 
-    def _draw(
-        self, drawing: "Sequence[RunningJob[Any]]", jobs: "Sequence[RunningJob[Any]]"
-    ) -> Fetching[list[list[Drawn]]]:
-        """The next tokens of paths, and all that follow while nobody else waits; of some that draw only the next."""
-        rows = torch.cat([job.row for job in jobs if job.row is not None])
-        paths = Paths([job.path for job in jobs if job.path is not None], rows)
-        following = None
-        if len(jobs) == len(drawing) and self._follows and self.engine.leader is None:
-            following = self._follow(paths, jobs)
-        else:
-            paths.begin()
+    def _draw(self, jobs: "Sequence[RunningJob[Any]]") -> Fetching[list[list[Draw]]]:
+        """The next tokens of all paths, and those that follow while nobody else waits."""
+        asked = [job.sampling[1] for job in jobs if job.sampling is not None]
+        paths = Paths([request for request in asked if isinstance(request, PathRequest)])
+        following = self._follow(paths, jobs)
         found = paths.found((yield paths.tensors))
-        if following is not None:
-            following.record([[token for token, _ in path[:-1]] for path in found])
+        following.record([[draw.token for draw in path[:-1]] for path in found])
         return found
 
     def _follow(self, paths: Paths, jobs: "Sequence[RunningJob[Any]]") -> Following:
@@ -488,19 +449,19 @@ def _together(
     arrays: Fetched = []
     with Delivering(*(job for jobs, _ in launches for job in jobs)):  # a device that has failed says so here
         arrays = Transfer([tensor for _, tensors in started for tensor in tensors or ()]).arrays()
-    for (jobs, launch), (fetching, tensors) in zip(launches, started, strict=True):
+    for (jobs, _), (fetching, tensors) in zip(launches, started, strict=True):
         results: Sequence[Any] | None = None
         own, arrays = arrays[: len(tensors or ())], arrays[len(tensors or ()) :]
         if tensors is not None and any(job.live for job in jobs):
             with Delivering(*jobs), suppress(*FAULTS):
                 results = finished(fetching, own)
-        yield jobs, _one_by_one(jobs, launch) if results is None else results
+        yield jobs, _one_by_one(jobs) if results is None else results
 
 
-def _one_by_one(jobs: Sequence[RunningJob[Any]], launch: Launch) -> Sequence[Any]:
+def _one_by_one(jobs: Sequence[RunningJob[Any]]) -> Sequence[Any]:
     found: list[Any] = [None] * len(jobs)
     for index, job in enumerate(jobs):
         if job.live:
             with Delivering(job):
-                (found[index],) = fetched(launch([job]))
+                (found[index],) = fetched(_launched([job]))
     return found

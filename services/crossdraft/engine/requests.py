@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from crossdraft.types.trees import ROOT, TokenTree
@@ -14,9 +14,12 @@ class ContextOverflowError(ValueError):
     """A context and its tree are longer than a session may be."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ForwardRequest:
-    """Asks for logits after the committed tokens of a session and after nodes of a token tree."""
+    """Asks for logits after the committed tokens of a session and after nodes of a token tree.
+
+    What is asked for stays. The last fields are of the one model thread that has it, from the job to the batch.
+    """
 
     session: Hashable
     context: tuple[int, ...]  # all committed token ids, prompt included, at least one
@@ -24,6 +27,11 @@ class ForwardRequest:
     wanted: tuple[int, ...] | None = None  # rows of logits, ascending: 0 is the root, i + 1 node i; None: all
     more: int = 0  # nodes that may follow without another request, and have slots
     hidden: bool = False  # the engine notes what its head has read for each of these rows
+    asked: float = 0.0  # when, in seconds of the thread's clock
+    back: bool = True  # the session was away before it
+    began: float | None = None  # when its first step did
+    due: int = 0  # tokens still to be computed
+    tokens: int = 0  # that a step may compute; the last committed token and the tree are not divided, even if more
 
     @property
     def size(self) -> int:
@@ -57,14 +65,6 @@ class ForwardRequest:
 
 
 @dataclass(frozen=True)
-class ScheduledRequest:
-    """A request in one step, with the number of tokens that the step may compute for it."""
-
-    request: ForwardRequest
-    tokens: int  # at least 1; the last committed token and the tree are never divided, even if they are more
-
-
-@dataclass(frozen=True)
 class CachedTokens:
     """Whose keys and values an extent holds: committed ids in order, then the nodes of a tree, in order."""
 
@@ -73,32 +73,48 @@ class CachedTokens:
     least: int = 0  # ids that a text shares with these, or none of them is of use: layers with a window lack the first
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, order=True)
+class Extent:
+    """Consecutive slots."""
+
+    start: int  # first slot, a multiple of the size
+    size: int  # slots
+    base: int = field(default=0, compare=False)  # place of the token in the first slot: what is before it is gone
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    @property
+    def origin(self) -> int:
+        """The slot where place 0 would be."""
+        return self.start - self.base
+
+
+@dataclass(eq=False)
 class InputTokens:
-    """Tokens that a forward computes for one request; the first three lists have one entry a token."""
+    """Tokens that a forward computes for one request; the first three lists have one entry a token.
+
+    A *place* counts what a session has cached, from its first committed token on: the nodes of its tree follow.
+    """
 
     tokens: list[int]
     positions: list[int]  # in the token's own path
-    slots: list[int]  # where its key and value go, counted from the extent's first slot, ascending
+    places: list[int]  # where its key and value go, ascending
     wanted: Sequence[int]  # indices of the tokens whose logits are asked for, ascending
-    committed: int  # length of the context: node i of the tree has slot committed + i
+    committed: int  # length of the context: node i of the tree has place committed + i
     tree: TokenTree
-    moves: tuple[int, ...] = ()  # slots of cached nodes that are kept; first they move to `move_start` and on
+    moves: tuple[int, ...] = ()  # places of cached nodes that are kept; first they move to `move_start` and on
     move_start: int = 0
-    base: int = 0  # position of the token in the extent's first slot
+    extents: Sequence[Extent] = ()  # of its session, in each pool; set by the step that computes it
 
-    def after(self, base: int) -> "InputTokens":
-        """The same tokens in an extent whose first slot has the token at this position."""
-        if not base:
-            return self
-        return replace(
-            self,
-            slots=[slot - base for slot in self.slots],
-            committed=self.committed - base,
-            moves=tuple(slot - base for slot in self.moves),
-            move_start=self.move_start - base,
-            base=base,
-        )
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    def used(self, pool: int = 0) -> int:
+        """Slots of an extent up to the last token's own."""
+        return self.places[-1] + 1 - self.extents[pool].base
 
     @property
     def depths(self) -> Sequence[int]:
@@ -111,15 +127,15 @@ class InputTokens:
 
         The last committed token and the tree go together, however many they are: the logits asked for follow them.
         """
-        text = max(0, self.committed - 1 - self.slots[0]) if self.slots else 0
+        text = max(0, self.committed - 1 - self.places[0]) if self.places else 0
         return min(limit, text) if limit < len(self.tokens) and text else len(self.tokens)
 
     def first(self, count: int) -> "InputTokens":
         if count == len(self.tokens):
             return self
-        lists = (self.tokens[:count], self.positions[:count], self.slots[:count])
+        lists = (self.tokens[:count], self.positions[:count], self.places[:count])
         wanted = self.wanted[: bisect_left(self.wanted, count)]
-        return replace(self, tokens=lists[0], positions=lists[1], slots=lists[2], wanted=wanted)
+        return replace(self, tokens=lists[0], positions=lists[1], places=lists[2], wanted=wanted)
 
 
 def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
@@ -139,15 +155,15 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     wanted: Sequence[int] = range(size - 1 - start, size - start + len(nodes))
     if request.wanted is not None:
         nodes = sorted({*range(len(shared), len(nodes)), *(row - 1 for row in request.wanted if row)})
-        places = {node: place for place, node in enumerate(nodes, size - start)}
-        wanted = [places[row - 1] if row else size - 1 - start for row in request.wanted]
+        indices = {node: index for index, node in enumerate(nodes, size - start)}
+        wanted = [indices[row - 1] if row else size - 1 - start for row in request.wanted]
     kept_nodes = [*branch, *shared] if branch else shared
     moved = [*kept_nodes] != [*range(len(kept_nodes))]
     positions = nodes if tree.is_chain else _depths(tree, nodes)
     return InputTokens(
         tokens=[*context[start:], *map(tree.tokens.__getitem__, nodes)],
         positions=[*range(start, size), *map(size.__add__, positions)],
-        slots=[*range(start, size), *map(size.__add__, nodes)],
+        places=[*range(start, size), *map(size.__add__, nodes)],
         wanted=wanted,
         committed=size,
         tree=tree,

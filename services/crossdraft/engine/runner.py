@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.attention import Layout, Layouts, Window
+from crossdraft.engine.attention import Layout, Layouts
 from crossdraft.engine.batch import (
     WHOLE,
-    BatchSlice,
     Numbers,
     StepInputs,
     Windows,
@@ -28,12 +27,14 @@ from crossdraft.engine.batch import (
     following_numbers,
     numbers_of,
     padding_of,
+    pool_of,
     too_large,
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
-from crossdraft.engine.kv_cache import MIB, KVCache, KVPool
+from crossdraft.engine.kv_cache import MIB, KVCache
 from crossdraft.engine.paths import Paths, StandingDraws
+from crossdraft.engine.requests import InputTokens
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.
@@ -92,13 +93,7 @@ def _run_again(run: Callable[[], None]) -> Callable[[], None]:
 
 
 class DrawingMemory:
-    """What steps that draw read and write, whichever size they have.
-
-    Args:
-        rows: of the numbers of a forward.
-        tokens: of the largest step.
-        device: of the model.
-    """
+    """What steps that draw read and write, whichever size they have: of the numbers of a forward so many rows."""
 
     def __init__(self, rows: int, tokens: int, device: torch.device) -> None:
         self._rows = rows
@@ -115,14 +110,7 @@ class DrawingMemory:
 class DrawingSteps:
     """Draws after the logits of a forward of so many tokens, which say what the next forward's tokens are.
 
-    A draft is replays of both by turns.
-
-    Args:
-        draws: what ids are drawn by.
-        memory: of all sizes.
-        own: the numbers that the forward reads, (rows, size).
-        logits: those that the forward writes, (size, V).
-        forward: its replay.
+    A draft is replays of both by turns. The forward reads `own` numbers, (rows, size), and writes logits, (size, V).
     """
 
     def __init__(
@@ -165,13 +153,7 @@ class DrawingSteps:
 class GraphRunner:
     """Forwards of flat tokens, captured at start for some numbers of tokens, to which others are rounded up.
 
-    Args:
-        forward: of a model; as `ModelRunner.forward`.
-        cache: where keys and values are.
-        windows: of the model's layers.
-        device: of the model.
-        read: what the head of the latest forward has read, (tokens, width).
-        note: takes that of the rows of a replay.
+    `read` says what the head of the latest forward has read, (tokens, width), and `note` takes that of a replay's rows.
     """
 
     def __init__(
@@ -184,7 +166,7 @@ class GraphRunner:
         note: Callable[[Tensor], None],
     ) -> None:
         self._forward, self._cache, self._windows, self._device = forward, cache, windows, device
-        self._padding_slots = [pool_of(cache, window).padding_slot for window in windows]
+        self._padding_slots = [cache.pools[pool_of(window)].padding_slot for window in windows]
         self._capture: GraphCapture | None = capture_for(device)
         self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
         self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
@@ -202,29 +184,21 @@ class GraphRunner:
         """With the tokens of padding; as many as given where nothing that large was captured."""
         return next((size for size in self._replays if size >= tokens), tokens)
 
-    def run(self, slices: Sequence[BatchSlice]) -> Tensor:
+    def run(self, slices: Sequence[InputTokens]) -> Tensor:
         """The logits asked for, float32 (rows, V), in order."""
         return self._run(
-            staged(torch.from_numpy(self._numbers_of(slices)), self._device), sum(one.rows for one in slices)
+            staged(torch.from_numpy(self._numbers_of(slices)), self._device), sum(len(one.wanted) for one in slices)
         )
 
-    def following(self, slices: Sequence[BatchSlice], steps: int) -> Callable[[Tensor], Tensor]:
-        """Up to so many forwards, each of the next token of all slices: given ids, int64 (n,), the logits, as `run`.
-
-        Args:
-            slices: of the first of these tokens.
-            steps: forwards.
-        """
+    def following(self, slices: Sequence[InputTokens], steps: int) -> Callable[[Tensor], Tensor]:
+        """Up to so many forwards, each of the next token of all slices: given ids, int64 (n,), the logits, as `run`."""
         tables = iter(sent(self._tables(slices, steps), self._device))
         return lambda ids: self._run(next(tables), len(slices), ids)
 
-    def drawing(self, paths: Paths, slices: Sequence[BatchSlice], forwards: int) -> Draw | None:
+    def drawing(self, paths: Paths, slices: Sequence[InputTokens], forwards: int) -> Draw | None:
         """Steps of some paths, the first by their rows, then by up to so many forwards; None: that is not captured.
 
-        Args:
-            paths: what is drawn.
-            slices: of the first of these forwards, one token of each path.
-            forwards: after the first draw.
+        Slices are those of the first of these forwards, one token of each path.
         """
         size = self.size_for(len(slices))
         kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, paths.requests)))
@@ -234,10 +208,10 @@ class GraphRunner:
         tables = staged(self._tables(slices, forwards), self._device) if forwards else None
         return drawing.begun(paths, tables)
 
-    def _tables(self, slices: Sequence[BatchSlice], steps: int) -> Tensor:
+    def _tables(self, slices: Sequence[InputTokens], steps: int) -> Tensor:
         return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
 
-    def _numbers_of(self, slices: Sequence[BatchSlice]) -> Numbers:
+    def _numbers_of(self, slices: Sequence[InputTokens]) -> Numbers:
         size = self.size_for(sum(one.count for one in slices))
         return numbers_of(slices, size, self._windows, self._padding_slots)
 
@@ -291,11 +265,7 @@ class GraphRunner:
 
     @torch.inference_mode()
     def capture_drawing(self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]]) -> None:
-        """Captures draws of drafts, too.
-
-        Args:
-            kinds: for so many columns of logits, and rows at most, of each kind what draws it, and for how many rows.
-        """
+        """Captures draws, too: `kinds` are for so many columns, and rows at most, what draws, and for how many rows."""
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
@@ -352,19 +322,9 @@ class GraphRunner:
             self._states[: len(states)].copy_(states)
 
 
-def pool_of(cache: KVCache, window: Window | None) -> KVPool:
-    """Where the keys and values of layers with this window are."""
-    return cache.pools[0 if window is None else -1]
-
-
 class ModelRunner:
-    """Runs a model over a KV cache.
-
-    Args:
-        model: with the engine's attention installed by the time of the first forward.
-        cache: where keys and values are.
-        layouts: where the model's attention modules find what they see.
-        windows: of each attention module.
+    """Runs a model over a KV cache. By the first forward the engine's attention is installed in it, which finds what it
+    sees in `layouts`; `windows` are those of each attention module.
     """
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, layouts: Layouts, windows: Windows) -> None:
@@ -379,7 +339,7 @@ class ModelRunner:
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
         self.read: Tensor | None = None  # by the head in the latest forward, a row for each of logits, (rows, width)
-        self.hidden: dict[BatchSlice, Tensor] = {}  # the same of the latest `run`
+        self.hidden: dict[InputTokens, Tensor] = {}  # the same of the latest `run`
         if (head := model.get_output_embeddings()) is not None:
             own = weakref.ref(self)  # a model that is used otherwise must not keep a cache that is not
 
@@ -398,7 +358,7 @@ class ModelRunner:
         self.graphs = GraphRunner(forward, self._cache, windows, self._device, read, self._note)
         return self.graphs
 
-    def run(self, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
+    def run(self, slices: Sequence[InputTokens]) -> dict[InputTokens, Tensor]:
         """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
         if self.graphs is None or too_large(slices):
             return self._flat(slices)
@@ -406,16 +366,11 @@ class ModelRunner:
         self._split_read(slices)
         return logits
 
-    def _split_read(self, slices: Sequence[BatchSlice]) -> None:
+    def _split_read(self, slices: Sequence[InputTokens]) -> None:
         self.hidden = {} if self.read is None else _split(self.read, slices)
 
-    def following(self, slices_at: Callable[[int], Sequence[BatchSlice]], steps: int) -> Callable[[Tensor], Tensor]:
-        """As of `GraphRunner`.
-
-        Args:
-            slices_at: of the tokens so many steps later, one of each session.
-            steps: forwards.
-        """
+    def following(self, slices_at: Callable[[int], Sequence[InputTokens]], steps: int) -> Callable[[Tensor], Tensor]:
+        """As of `GraphRunner`; slices are made for so many steps later, of one token of each session."""
         if self.graphs is not None:
             return self.graphs.following(slices_at(0), steps)
         numbers = iter(range(steps))
@@ -432,14 +387,12 @@ class ModelRunner:
 
         Waits for nothing, and may be called several times in what is captured: a call sees the keys of those before.
         """
-        targets = {
-            id(pool_of(self._cache, window)): marks[0]
-            for window, marks in zip(self._windows, inputs.marks, strict=True)
-        }
-        self._cache.map_slots([targets[id(pool)] for pool in self._cache.pools], inputs.positions)
+        pools = self._cache.pools
+        targets = {id(pools[pool_of(at)]): own[0] for at, own in zip(self._windows, inputs.marks, strict=True)}
+        self._cache.map_slots([targets[id(pool)] for pool in pools], inputs.positions)
         return self._call(inputs.ids, inputs.positions, inputs.marks, kept)
 
-    def _flat(self, slices: Sequence[BatchSlice], ids: Tensor | None = None) -> dict[BatchSlice, Tensor]:
+    def _flat(self, slices: Sequence[InputTokens], ids: Tensor | None = None) -> dict[InputTokens, Tensor]:
         batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
         self._cache.map_slots(batch.slot_mappings, batch.positions, batch.gathered)
         if ids is None:
@@ -472,5 +425,5 @@ class ModelRunner:
         return logits.index_select(0, kept)
 
 
-def _split(logits: Tensor, slices: Sequence[BatchSlice]) -> dict[BatchSlice, Tensor]:
-    return dict(zip(slices, logits.split([one.rows for one in slices]), strict=True))
+def _split(logits: Tensor, slices: Sequence[InputTokens]) -> dict[InputTokens, Tensor]:
+    return dict(zip(slices, logits.split([len(one.wanted) for one in slices]), strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crossdraft.engine.device import Fetching, fetched, sent
+from crossdraft.engine.device import Fetching, sent
 from crossdraft.engine.distributions import (
     NOT_FINITE,
     Columns,
@@ -53,6 +53,7 @@ N = TypeVar("N")  # Row or Sample
 Found = Callable[[], tuple[N, ...]]  # makes them of columns that all sessions of a batch share
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 Moment = tuple[NoiseKey, int]  # what a draw is keyed by, the offset in letters since the start of the output
+NO_VALUES: Probabilities = np.zeros(0)
 MOST_IDS = 1 << 62  # above any id
 SCRATCH = 1 << 14  # random words that a CPU mixes together
 CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
@@ -76,35 +77,6 @@ class Draws:
             return self.key, offset
         assert self.generator is not None
         return NoiseKey(int(self.generator.integers(1 << 64, dtype=np.uint64))), offset
-
-    def ranked(self, ids: Ids, probabilities: Probabilities, offset: int, count: int) -> list[int]:
-        """One of `ids` (n,), drawn with its probability (n,), then those that came nearest to being drawn instead.
-
-        Args:
-            ids: distinct.
-            probabilities: with a sum of one.
-            offset: letters since the start of the output.
-            count: ids besides the draw, at most, the nearest first: those that arrive next in the same exponential
-                race, or without a key the most probable ones.
-        """
-        key, offset = self.at(offset)
-        drawn = self.noise.draw(ids, probabilities, key, offset)
-        if not count:
-            return [drawn]
-        possible = np.flatnonzero(probabilities > 0)
-        distances = -probabilities[possible]
-        if self.key is not None:
-            distances = -self.noise.exponentials(key, offset, ids[possible]) / distances
-        nearest: list[int] = ids[possible[_smallest(distances, 1 + count)]].tolist()
-        return [drawn, *[token for token in nearest if token != drawn][:count]]
-
-
-def _smallest(values: Probabilities, count: int) -> Ids:
-    """Indices of the smallest of some values (n,), at most `count`, the smallest first."""
-    if count >= len(values):
-        return np.argsort(values, kind="stable")
-    places = np.argpartition(values, count - 1)[:count]
-    return places[np.argsort(values[places], kind="stable")]
 
 
 class Moments(NamedTuple):
@@ -134,13 +106,8 @@ class Clocks:
     """Keyed noise on the device where the logits are: an exponential clock for each column.
 
     A draw is that of `KeyedNoise`, bit by bit, from the same probabilities. Where all ids are in the race the device's
-    own logarithm says which two arrive first, and the noise's definition which of them does.
-
-    Args:
-        noise: of the vocabulary.
-        device: of the logits.
-        kept: the id of each column; None: column i is id i.
-        lengths: letters of each id, for paths.
+    own logarithm says which two arrive first, and the noise's definition which of them does. `kept` has the id of each
+    column (None: column i is id i), and `lengths` the letters of each id, for paths.
     """
 
     def __init__(
@@ -157,13 +124,10 @@ class Clocks:
     def draw(
         self, distributions: Tensor, at: Moments, columns: Tensor | None = None, places: Tensor | None = None
     ) -> Tensor:
-        """The place in its row of what is drawn from each of some distributions, int64 (n, 1).
+        """The place in its row of what is drawn from each of some distributions, float64 (n, m): int64 (n, 1).
 
-        Args:
-            distributions: float64 (n, m).
-            at: of each row.
-            columns: int64 (k,), those of the logits that are counted as columns; None: all, or the first.
-            places: int64 (n, m), the columns that the distributions are of; None: the first.
+        They are of the columns `places`, int64 (n, m), or of the first; of logits those are counted that are in
+        `columns`, int64 (k,), or all.
         """
         if places is not None:
             return self._first(distributions, at, places if columns is None else columns[places], None)
@@ -174,6 +138,13 @@ class Clocks:
 
     def _first(self, distributions: Tensor, at: Moments, columns: Tensor, places: Tensor | None) -> Tensor:
         """Which of a few columns (n, m) arrives first, the lower one where two arrive at once."""
+        arrivals = self.arrivals_of(distributions, at, columns)
+        tied = columns.masked_fill(arrivals > arrivals.amin(-1, keepdim=True), MOST_IDS)
+        first = tied.argmin(-1, keepdim=True)
+        return first if places is None else places.gather(-1, first)
+
+    def arrivals_of(self, distributions: Tensor, at: Moments, columns: Tensor) -> Tensor:
+        """When each of a few columns (n, m) arrives in the race that draws, exactly."""
         words: Any = self._hashes[columns]
         if self._on_host:
             words, moment = words.numpy(), moments(*(each.numpy() for each in at))
@@ -182,22 +153,10 @@ class Clocks:
         else:
             words = uniform_words(words, *(each[:, None] for each in moments(*at)))
             exponentials = exponentials_of(words, words.double())
-        arrivals = (exponentials / distributions).nan_to_num_(torch.inf, torch.inf)
-        tied = columns.masked_fill(arrivals > arrivals.amin(-1, keepdim=True), MOST_IDS)
-        first = tied.argmin(-1, keepdim=True)
-        return first if places is None else places.gather(-1, first)
+        return (exponentials / distributions).nan_to_num_(torch.inf, torch.inf)
 
     def arrivals(self, distributions: Tensor, at: Moments, columns: Tensor | None = None) -> Tensor:
-        """When each id arrives in the race that draws, up to rounding: impossible ones never do.
-
-        Args:
-            distributions: float64 (n, m).
-            at: of each row.
-            columns: as in `draw`.
-
-        Returns:
-            float64 (n, m).
-        """
+        """When each id arrives in the race that draws, up to rounding, float64 (n, m): impossible ones never do."""
         hashes = self._hashes[: distributions.shape[-1]] if columns is None else self._hashes[columns]
         arrivals = torch.empty_like(distributions)
         if self._on_host:
@@ -229,7 +188,7 @@ class Clocks:
 class SamplerRequest(ABC, Generic[R]):
     """Asks for something about rows of logits. Requests of one kind run together, each as it would alone.
 
-    A job yields it, or better writes `yield from request.result()`.
+    A job yields it.
     """
 
     @property
@@ -247,16 +206,8 @@ class SamplerRequest(ABC, Generic[R]):
         """The results of requests of one kind, this one among them: asks for tensors on the host once.
 
         Raises:
-            ValueError: one of them has no result.
+            ValueError: one of them has no result: its logits are not finite, or nothing is allowed.
         """
-
-    def run(self, requests: Sequence[Self]) -> Sequence[R]:
-        """The same, with nothing else beside it."""
-        return fetched(self.launch(requests))
-
-    def result(self) -> "Generator[SamplerRequest[R], R, R]":
-        """Asks the model thread; returns the result."""
-        return (yield self)
 
 
 SamplerSteps = Generator[SamplerRequest[Any], Any, T]
@@ -302,7 +253,7 @@ def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
 
 
 @dataclass(frozen=True, eq=False)
-class _OfLogits(SamplerRequest[R]):
+class OfLogits(SamplerRequest[R]):
     logits: Tensor
 
     @property
@@ -357,7 +308,6 @@ class SampleRequest(_OfNodes[Found[Sample]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[SampleRequest]") -> Fetching[list[Found[Sample]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite."""
         sizes, options = [len(one.offsets) for one in requests], [one.nodes.processor.warping for one in requests]
         logits = logits_of([one.nodes for one in requests])
         found, width = scores([one.nodes for one in requests], logits), width_of(options[0], logits.shape[-1])
@@ -395,6 +345,18 @@ def drawn_from(
     return places.gather(-1, first), distribution.gather(-1, first) > 0
 
 
+def drawn_with(
+    scores: Tensor, warping: Warping, width: int, clocks: Clocks, at: Moments | None, columns: Tensor | None, row: int
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """As `drawn_from`, of drafters: where rows have a width, drawn from these, which take the place of the second."""
+    if not row:
+        drawn, possible = drawn_from(scores, warping, width, clocks, at, columns)
+        return drawn, [possible]
+    weights, places = cut_distributions(scores, warping, row, width)
+    first = None if at is None else clocks.draw(weights, at, columns, places)
+    return places if first is None else places.gather(-1, first), [weights, places]
+
+
 @dataclass(frozen=True, eq=False)
 class RowRequest(_OfNodes[Found[Row]]):
     """The row of each node."""
@@ -419,7 +381,7 @@ class RowRequest(_OfNodes[Found[Row]]):
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreRequest(_OfLogits[Found[Sample]]):
+class ScoreRequest(OfLogits[Found[Sample]]):
     """The log-probability and the rank of a given id in each row, as a sample."""
 
     tokens: Sequence[int]  # one for each row
@@ -431,7 +393,6 @@ class ScoreRequest(_OfLogits[Found[Sample]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[ScoreRequest]") -> Fetching[list[Found[Sample]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite."""
         tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
         values = log_probabilities_of(joined([one.logits for one in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
@@ -447,7 +408,7 @@ class ScoreRequest(_OfLogits[Found[Sample]]):
 
 
 @dataclass(frozen=True, eq=False)
-class _OfDrafter(_OfLogits[R]):
+class _OfDrafter(OfLogits[R]):
     """About what the drafter draws from each row."""
 
     options: SamplingOptions  # penalties and biases are not used
@@ -473,16 +434,20 @@ class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[DistributionRequest]") -> Fetching[list[Sequence[Distribution]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite, or nothing is allowed."""
         scores, warping, width = self.scores(requests, self.allowed)
         if self.row_width or warping.greedy:
             weights, places = yield cut_distributions(scores, warping, self.row_width or 1, width)
         else:  # nothing is cut, and to order a whole vocabulary is slow
             (weights,) = yield (tempered(scores, warping),)
             places = np.broadcast_to(np.arange(weights.shape[-1]), weights.shape)
-        columns = places.astype(np.int64)
-        found = cut_rows(weights, columns if self.allowed is None else self.allowed.numbers[columns])
+        found = cut_rows(weights, numbers_of(places, self.allowed))
         return _split(found, [one.logits.shape[0] for one in requests])
+
+
+def numbers_of(places: Probabilities, allowed: Columns | None) -> Ids:
+    """The columns of logits that places among those that are allowed stand for."""
+    found = places.astype(np.int64)
+    return found if allowed is None else allowed.numbers[found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -507,12 +472,6 @@ class _Drawing(_OfDrafter[Sequence[T]]):
     def moments(self, requests: "Sequence[_Drawing[T]]") -> Moments:
         return Moments.of([at for one in requests for at in one.at], self.logits.device)
 
-    def numbers(self, places: Probabilities) -> list[list[int]]:
-        """The columns of logits that places among those that are allowed stand for."""
-        found = places.astype(np.int64)
-        numbers: list[list[int]] = (found if self.allowed is None else self.allowed.numbers[found]).tolist()
-        return numbers
-
 
 @dataclass(frozen=True, eq=False)
 class TopRequest(_Drawing[list[tuple[int, float]]]):
@@ -525,13 +484,12 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[list[tuple[int, float]]]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite."""
         scores, warping, _ = self.scores(requests, self.allowed)
         weights = self._weights(scores, warping, requests)
         values, places = yield weights.topk(min(self.count, weights.shape[-1]))
         found = [
             [(column, value) for column, value in zip(*row, strict=True) if value > 0]
-            for row in zip(self.numbers(places), values.tolist(), strict=True)
+            for row in zip(numbers_of(places, self.allowed).tolist(), values.tolist(), strict=True)
         ]
         if not all(found):
             raise ValueError(NOT_FINITE)
@@ -549,40 +507,83 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
         return torch.where(warping.top_k == 1, scores.softmax(-1, dtype=torch.float64), distribution)
 
 
+class Draw(NamedTuple):
+    """What was drawn."""
+
+    token: int  # a column of logits, or an id
+    distribution: Distribution | None = None  # that it was drawn from, if that was wanted
+    others: Sequence[int] = ()  # as many as were asked for of those nearest to being drawn, then of the likeliest
+
+
 @dataclass(frozen=True, eq=False)
-class DrawRequest(_Drawing[list[int]]):
-    """A draw from the whole distribution of each row; for the first row also the `count` columns that came nearest to
-    being drawn, the nearest first."""
+class DrawRequest(_Drawing[Draw]):
+    """A draw from each row, by columns; for the first row also the `count` that came nearest to being drawn, the
+    nearest first: those that arrive next in the same race, or without a key the likeliest."""
+
+    row_width: int = 0  # as in `DistributionRequest`; above 0 the distributions are wanted, too
+
+    @property
+    def kind(self) -> Hashable:
+        return super().kind, self.row_width
 
     @torch.inference_mode()
-    def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[list[int]]]]:
-        """As in `SamplerRequest`; ValueError: logits are not finite."""
+    def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[Draw]]]:
         sizes = [one.logits.shape[0] for one in requests]
         scores, warping, width = self.scores(requests, self.allowed)
         at = None if warping.greedy else self.moments(requests)
-        tensors = [*drawn_from(scores, warping, width, self.clocks, at, self.columns)]
+        drawn, own = drawn_with(scores, warping, width, self.clocks, at, self.columns, self.row_width)
         firsts = [*accumulate(sizes, initial=0)][:-1]
-        places, possible, *near = yield tensors + (self._nearest(scores, firsts, requests) if self.count else [])
-        if not possible.all():
-            raise ValueError(NOT_FINITE)
-        found = self.numbers(places)
-        for first, others, never in zip(firsts, self.numbers(near[0]), near[1].tolist(), strict=True) if near else ():
-            following = [column for column, out in zip(others, never, strict=True) if not out]
-            found[first] = list(dict.fromkeys([*found[first], *following]))[: 1 + self.count]
+        near = self._nearest(scores, own, firsts, requests) if self.count else []
+        places, weights, *more = yield [drawn, *own, *near]
+        found = draws_of(numbers_of(places, self.allowed)[:, 0], weights, more[: len(own) - 1], self.allowed)
+        beside, never = more[-2:] if near else (NO_VALUES, NO_VALUES)
+        for first, columns, out in zip(firsts, numbers_of(beside, self.allowed).tolist(), never.tolist(), strict=False):
+            possible = [column for column, impossible in zip(columns, out, strict=True) if not impossible]
+            others = list(dict.fromkeys([found[first].token, *possible]))[1 : 1 + self.count]
+            found[first] = found[first]._replace(others=others)
         return _split(found, sizes)
 
-    def _nearest(self, scores: Tensor, firsts: Sequence[int], requests: "Sequence[DrawRequest]") -> list[Tensor]:
+    def _nearest(
+        self, scores: Tensor, cut: Sequence[Tensor], firsts: Sequence[int], requests: "Sequence[DrawRequest]"
+    ) -> list[Tensor]:
         """Of the first row of each request the nearest columns, then the best; and which of them cannot be drawn."""
-        scores = scores[sent(torch.tensor(firsts), scores.device)]
+        at = sent(torch.tensor(firsts), scores.device)
+        scores, (weights, *places) = scores[at], [each[at] for each in cut]
         warping = Warping.of([one.options for one in requests], [1] * len(firsts), scores.device)
+        if not places and not warping.greedy:
+            weights = tempered(scores, warping)
         if warping.greedy:
-            distances = -scores
+            distances, places = -scores, []
         elif self.keyed:
-            at = Moments.of([one.at[0] for one in requests], scores.device)
-            distances = self.clocks.arrivals(tempered(scores, warping), at, self.columns)
+            moments = Moments.of([one.at[0] for one in requests], scores.device)
+            if places:
+                columns = places[0] if self.columns is None else self.columns[places[0]]
+                distances = self.clocks.arrivals_of(weights, moments, columns)
+            else:
+                distances = self.clocks.arrivals(weights, moments, self.columns)
         else:
-            distribution = tempered(scores, warping)
-            distances = -distribution.where(distribution > 0, -torch.inf)
+            distances = -weights.where(weights > 0, -torch.inf)
         count = min(1 + self.count, scores.shape[-1])
-        near, best = distances.topk(count, largest=False), scores.topk(count)
-        return [torch.cat([near.indices, best.indices], -1), torch.cat([near.values.isinf(), best.values.isinf()], -1)]
+        near, best = distances.topk(min(count, distances.shape[-1]), largest=False), scores.topk(count)
+        indices = places[0].gather(-1, near.indices) if places else near.indices
+        return [torch.cat([indices, best.indices], -1), torch.cat([near.values.isinf(), best.values.isinf()], -1)]
+
+
+def draws_of(
+    tokens: Ids,
+    weights: Probabilities,
+    places: Sequence[Probabilities],
+    allowed: Columns | None,
+    kept: Ids | None = None,
+) -> list[Draw]:
+    """What was drawn of each row (n,), of what was fetched: weights and their places, or whether it was possible.
+
+    Raises:
+        ValueError: logits are not finite.
+    """
+    if not (weights[:, 0] > 0).all():
+        raise ValueError(NOT_FINITE)
+    if not places:
+        return list(map(Draw, tokens.tolist()))
+    columns = numbers_of(places[0], allowed)
+    return list(map(Draw, tokens.tolist(), cut_rows(weights, columns if kept is None else kept[columns])))

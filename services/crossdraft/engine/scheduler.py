@@ -28,7 +28,7 @@ for nobody.
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from operator import attrgetter
 
 from crossdraft.engine.requests import ForwardRequest
 
@@ -40,28 +40,10 @@ MOST_PUT_OFF = 0.7  # of a step's time that it is put off at most, in all, but f
 LONGER = 2.0  # times a session's own time away, and a step: whoever is away longer is not its peer
 
 
-class ReadyRequest(NamedTuple):
-    """A request that is ready for a step."""
-
-    session: Hashable
-    since: float  # when it was submitted, in seconds
-    tokens: int  # still to be computed
-    end: int  # of these, the last ones, which go together
-    begun: bool = False  # an earlier step computed some of its text
-    back: bool = True  # the session was away before it
-
-    @property
-    def long(self) -> bool:
-        """Whether several steps may divide it. The rest of a prompt does not count as short, however little it is."""
-        text = self.tokens - self.end
-        return text > (0 if self.begun else SHORT)
-
-
-@dataclass(frozen=True)
-class ScheduledStep:
-    """A step to be run now."""
-
-    tokens: dict[int, int]  # by index of the request: how many of its tokens may be computed
+def is_long(request: ForwardRequest) -> bool:
+    """Whether several steps may divide it. The rest of a prompt does not count as short, however little it is."""
+    text = request.due - 1 - len(request.tree.tokens)
+    return text > (SHORT if request.began is None else 0)
 
 
 @dataclass(frozen=True)
@@ -74,9 +56,8 @@ class Pause:
 class Scheduler:
     """Decides what runs next; learns what steps cost and when sessions return.
 
-    Args:
-        chunk: tokens of one step, unless its first request alone has more.
-        shared: whether a step takes less time than the same requests one by one; else none is put off for others.
+    A step has `chunk` tokens, unless its first request alone has more. Where it takes as long as its requests one by
+    one, none is put off for others.
     """
 
     def __init__(self, chunk: int, shared: bool = True) -> None:
@@ -91,8 +72,8 @@ class Scheduler:
         self.costs.observe(tokens, seconds)
         self._paused = None
 
-    def next(self, ready: Sequence[ReadyRequest], now: float) -> ScheduledStep | Pause:
-        """A step of at least one request, at most one of a session; or a pause."""
+    def next(self, ready: Sequence[ForwardRequest], now: float) -> list[ForwardRequest] | Pause:
+        """What a step has, the oldest first, at most one of a session, each with its `tokens`; or a pause."""
         if not ready:
             self._paused = None
             return Pause(None)
@@ -100,20 +81,20 @@ class Scheduler:
         away = {session: left for session, left in self.returns.expected(now).items() if session not in here}
         expected = sorted(away.values())
         step = self._step(ready, expected)
-        seconds = self.costs.seconds(sum(step.tokens.values()))
+        seconds = self.costs.seconds(sum([one.tokens for one in step]))
         began = now if self._paused is None else self._paused
         wait = self._peers(ready, away, seconds, now - began) if self.halves and self._shared else 0.0
         latest = began + MOST_PUT_OFF * seconds - now
         soon = [until for until in expected if until <= latest] if self._shared else []
-        wait = max(wait, worth_waiting(len(step.tokens), seconds, soon))
+        wait = max(wait, worth_waiting(len(step), seconds, soon))
         self._paused = began if wait else None
         return Pause(wait) if wait else step
 
     def _peers(
-        self, ready: Sequence[ReadyRequest], away: Mapping[Hashable, float], seconds: float, waited: float
+        self, ready: Sequence[ForwardRequest], away: Mapping[Hashable, float], seconds: float, waited: float
     ) -> float:
         """How long to wait until half of the peers are there; 0: not at all, or they were waited for a whole round."""
-        if not all(one.back and not one.long for one in ready) or 2 * self.costs.seconds(0) < seconds:
+        if not all(one.back and not is_long(one) for one in ready) or 2 * self.costs.seconds(0) < seconds:
             return 0.0
         here = {one.session for one in ready}
         longest = LONGER * min(map(self.returns.usual, here)) + seconds
@@ -121,26 +102,28 @@ class Scheduler:
         missing = (len(here) + len(peers) + 1) // 2 - len(here)
         return min(peers[missing - 1], max(0.0, longest - waited)) if missing > 0 else 0.0
 
-    def _step(self, ready: Sequence[ReadyRequest], expected: Sequence[float]) -> ScheduledStep:
-        """The short requests, the oldest first, then tokens of the long ones."""
-        ordered = sorted(enumerate(ready), key=lambda one: one[1].since)
-        long = [index for index, one in ordered if one.long]
+    def _step(self, ready: Sequence[ForwardRequest], expected: Sequence[float]) -> list[ForwardRequest]:
+        """The short requests, and tokens of the long ones."""
+        ordered = sorted(ready, key=attrgetter("asked"))
+        long = [one for one in ordered if is_long(one)]
         room = self._chunk - (LEAST if long else 0)
-        short: dict[int, int] = {}
-        for index, one in ordered:
-            tokens = max(1, one.tokens)
-            if one.long or (short and tokens > room):
-                continue
-            short[index] = tokens
-            room -= tokens if tokens <= room else 0  # a tree larger than a chunk keeps no others out of its step
-        if not long:
-            return ScheduledStep(short)
-        allowed = self._prefill(short, len(long), expected)
-        return ScheduledStep(short | divided({index: ready[index].tokens for index in long}, allowed))
+        short: list[ForwardRequest] = []
+        for one in ordered:
+            one.tokens = 0 if is_long(one) else max(1, one.due)
+            if one.tokens and (one.tokens <= room or not short):
+                short.append(one)
+                room -= one.tokens if one.tokens <= room else 0  # a tree larger than a chunk keeps no others out
+            else:
+                one.tokens = 0
+        if long:
+            given = divided([one.due for one in long], self._prefill(short, len(long), expected))
+            for one, tokens in zip(long, given, strict=True):
+                one.tokens = tokens
+        return [one for one in ordered if one.tokens]
 
-    def _prefill(self, short: dict[int, int], long: int, expected: Sequence[float]) -> int:
+    def _prefill(self, short: Sequence[ForwardRequest], long: int, expected: Sequence[float]) -> int:
         """Tokens that all long requests together may have in the step of the short ones."""
-        usual = sum(short.values())
+        usual = sum([one.tokens for one in short])
         allowed = max(self._chunk - usual, LEAST)
         if short or (expected and expected[0] < self.costs.seconds(allowed)):
             stretch = STRETCH * max(1.0, WAITING * long / max(1, len(short)))
@@ -149,31 +132,21 @@ class Scheduler:
         return allowed
 
 
-def divided(wants: dict[int, int], allowed: int) -> dict[int, int]:
+def divided(wants: Sequence[int], allowed: int) -> list[int]:
     """Divides tokens among long requests, given what each wants, the oldest first.
 
     Half goes to the oldest, so that none starves, and half to the one that is complete soonest, so that a short prompt
     need not wait for a long one; what is left to the others by age.
     """
-    oldest = next(iter(wants))
-    soonest = min(wants, key=lambda index: wants[index])
-    given: dict[int, int] = {}
-    for index in dict.fromkeys((soonest, oldest, *wants)):
-        room = allowed // 2 if index == soonest != oldest else allowed
-        if tokens := min(wants[index], room):
-            given[index] = tokens
-            allowed -= tokens
+    soonest, given = min(range(len(wants)), key=wants.__getitem__), [0] * len(wants)
+    for index in dict.fromkeys((soonest, *range(len(wants)))):
+        given[index] = min(wants[index], allowed // 2 if index == soonest != 0 else allowed)
+        allowed -= given[index]
     return given
 
 
 def worth_waiting(ready: int, seconds: float, expected: Sequence[float]) -> float:
-    """How long to wait for others, by the rule above; 0: not at all.
-
-    Args:
-        ready: requests that a step would have now.
-        seconds: of that step.
-        expected: seconds until each of the others should be there, ascending.
-    """
+    """How long to wait for others, expected in so many seconds each, ascending, by the rule above; 0: not at all."""
     best, wait = 0.0, 0.0
     for count, until in enumerate(expected, 1):
         won = count * seconds - (count + ready) * until
@@ -311,16 +284,6 @@ LEAST_TURN = 0.5  # seconds that a session keeps its slots, from its first resul
 RECOMPUTING = 4  # ... and so many times as long as recomputing its text takes, which costs at most a fifth of the time
 
 
-class PendingRequest(Protocol):
-    """Something that waits for a request's result."""
-
-    request: ForwardRequest
-    asked: float  # when it was submitted, in seconds
-
-
-W = TypeVar("W", bound=PendingRequest)
-
-
 @dataclass
 class _InUse:
     """A session that has slots."""
@@ -335,15 +298,11 @@ class Admission:
     A session that has no request and is not expected to have one soon is preempted whenever others need its slots, the
     least recently used first. Where slots are too few for all the others they take turns: a turn begins with the first
     result, so that none prefills in vain, and is long enough that recomputing the text is a small part of it.
-
-    Args:
-        admits: as `Engine.admits`.
-        free: frees a session's slots.
     """
 
     def __init__(self, admits: Callable[[ForwardRequest], bool], free: Callable[[Hashable], None]) -> None:
         self.preemptions = 0
-        self._admits, self._free = admits, free
+        self._admits, self.free = admits, free
         self._sessions: dict[Hashable, _InUse] = {}
 
     def stepped(self, session: Hashable, now: float) -> None:
@@ -363,20 +322,18 @@ class Admission:
     def close(self, session: Hashable) -> None:
         """Frees the session's slots."""
         self._sessions.pop(session, None)
-        self._free(session)
+        self.free(session)
 
-    def admitted(self, waiting: Iterable[W], expected: Collection[Hashable], now: float) -> list[W]:
-        """Those that have slots for their requests, or can have them now; of each session the one that asked first.
-
-        Args:
-            waiting: all, in the order in which they asked.
-            expected: sessions that should ask for something soon.
-            now: the time.
+    def admitted(
+        self, waiting: Iterable[ForwardRequest], expected: Collection[Hashable], now: float
+    ) -> list[ForwardRequest]:
+        """Those of all that wait, in the order in which they asked, that have slots or can have them now; of each
+        session the one that asked first. Sessions that are expected should ask for something soon.
         """
-        first: dict[Hashable, W] = {}
+        first: dict[Hashable, ForwardRequest] = {}
         for one in waiting:
-            first.setdefault(one.request.session, one)
-        admitted: list[W] = []
+            first.setdefault(one.session, one)
+        admitted: list[ForwardRequest] = []
         overdue = False  # somebody has waited long: what becomes free is not for those behind
         before = self.preemptions
         for session, one in first.items():
@@ -390,25 +347,25 @@ class Admission:
             self._force(admitted[0])
         elif before == self.preemptions:
             return admitted
-        return [one for one in admitted if self._admits(one.request)]
+        return [one for one in admitted if self._admits(one)]
 
     def _admit(
-        self, one: PendingRequest, waiting: Collection[Hashable], expected: Collection[Hashable], now: float
+        self, one: ForwardRequest, waiting: Collection[Hashable], expected: Collection[Hashable], now: float
     ) -> bool:
         """Whether it has slots, after preempting those that must give way."""
-        while not self._admits(one.request):
+        while not self._admits(one):
             victim = self._victim(one, {*waiting, *expected}, now)
             if victim is None:
                 return False
             self._preempt(victim)
         return True
 
-    def _force(self, one: PendingRequest) -> None:
+    def _force(self, one: ForwardRequest) -> None:
         """Nobody else can go on: preempts those whose turns end first."""
-        while not self._admits(one.request) and (others := self._others(one)):
+        while not self._admits(one) and (others := self._others(one)):
             self._preempt(min(others, key=lambda session: others[session].until))
 
-    def _victim(self, one: PendingRequest, busy: Collection[Hashable], now: float) -> Hashable | None:
+    def _victim(self, one: ForwardRequest, busy: Collection[Hashable], now: float) -> Hashable | None:
         """Which session is preempted now; None: none yet."""
         others = self._others(one)
         idle = [session for session in others if session not in busy]
@@ -417,8 +374,8 @@ class Admission:
         first = min(others, key=lambda session: others[session].until, default=None)
         return first if first is not None and now >= max(one.asked + WAIT, others[first].until) else None
 
-    def _others(self, one: PendingRequest) -> dict[Hashable, _InUse]:
-        return {session: known for session, known in self._sessions.items() if session != one.request.session}
+    def _others(self, one: ForwardRequest) -> dict[Hashable, _InUse]:
+        return {session: known for session, known in self._sessions.items() if session != one.session}
 
     def _preempt(self, session: Hashable) -> None:
         self.preemptions += 1

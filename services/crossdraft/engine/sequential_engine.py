@@ -32,7 +32,7 @@ from crossdraft.engine.compatibility import (
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.engine import CHUNK, Engine
 from crossdraft.engine.kv_cache import MIB, CachePlan, MemoryShare
-from crossdraft.engine.requests import ForwardRequest, ScheduledRequest, common_prefix
+from crossdraft.engine.requests import ForwardRequest, common_prefix
 from crossdraft.types.trees import ROOT, TokenTree
 
 log = logging.getLogger(__name__)
@@ -165,14 +165,14 @@ class SequentialEngine(Engine):
         return others + self._size(len(request.context) + len(request.tree)) <= self._budget
 
     @torch.inference_mode()
-    def step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
+    def step(self, requests: Sequence[ForwardRequest]) -> list[Tensor | None]:
         """One request after another."""
         results: list[Tensor | None] = []
         begun: set[Hashable] = set()
-        for one in scheduled:
-            begins = one.request.session not in begun and self.admits(one.request)
+        for one in requests:
+            begins = one.session not in begun and self.admits(one)
             results.append(self._advance(one) if begins else None)
-            begun.add(one.request.session)
+            begun.add(one.session)
         return results
 
     def close(self, session: Hashable) -> None:
@@ -186,18 +186,18 @@ class SequentialEngine(Engine):
         """Bytes of a session of so many tokens."""
         return self.session_bytes + self.token_bytes * length
 
-    def _advance(self, scheduled: ScheduledRequest) -> Tensor | None:
+    def _advance(self, request: ForwardRequest) -> Tensor | None:
         """The logits of a request, or None: only some tokens of its text have been computed."""
-        request, context = scheduled.request, scheduled.request.context
-        size, plan = len(context), self._plan_stretches(request)
+        context, plan = request.context, self._plan_stretches(request)
+        size = len(context)
         self._taken[request.session] = self._size(size + len(request.tree))
         states = self._sessions.setdefault(request.session, {})
         start = plan[0][0] if plan else context
-        limit = inf if self._single and not start else scheduled.tokens  # in parts each token would be one forward
+        limit = inf if self._single and not start else request.tokens  # in parts each token would be one forward
         text = size - 1 - len(start)
         part = text > 0 and limit < sum(len(end) - len(begin) for begin, end in plan)
         if part:
-            plan = [(start, context[: len(start) + min(text, scheduled.tokens)])]
+            plan = [(start, context[: len(start) + min(text, request.tokens)])]
         rows = {ids[size:]: state.logits for ids, state in states.items() if ids[:size] == context}
         last = {start: place for place, (start, _) in enumerate(plan)}
         for place, (wanted_start, end) in enumerate(plan):

@@ -127,6 +127,7 @@ class RunningModel:
     clocks: Clocks  # of the columns of its logits
     description: Description
     kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
+    end: Callable[[], None] = lambda: None  # ends what runs beside its thread
 
     @staticmethod
     def of(
@@ -155,7 +156,7 @@ class RunningModel:
             options = {"reuse": reuse, "graph_sizes": graph_sizes, "compiled": compiled}
             engine = engine_of(loaded.model, loaded.max_length, budget, **options)
         columns = about.vocabulary_size if loaded.kept is None else len(loaded.kept)
-        step = engine.step if emulation is None else emulation.step_of(engine, columns)
+        step = None if emulation is None else emulation.step_of(engine, columns)
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
         reads = side is Side.TARGET or loaded.fusion is not None
         size = engine.hidden_size if reads else 0
@@ -217,8 +218,7 @@ class RunningModel:
 
     def close(self) -> None:
         self.thread.close()
-        if self.thread.engine.leader is not None:
-            self.thread.engine.leader.end()
+        self.end()
 
 
 def load(options: ModelOptions) -> LoadedModel:

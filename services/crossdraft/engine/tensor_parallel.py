@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -25,14 +25,16 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]  # there are no stubs
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from crossdraft.engine.compilation import pack
 from crossdraft.engine.device import device_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import check_divisible
+from crossdraft.engine.model_thread import CloseFunction, StepFunction
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
-from crossdraft.engine.requests import ForwardRequest, ScheduledRequest, common_prefix
+from crossdraft.engine.requests import ForwardRequest, common_prefix
 from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel, load, run_model
 from crossdraft.text.letters import Side
 from crossdraft.types.trees import TokenTree
@@ -97,8 +99,9 @@ def run_ranks(
     except BaseException:
         leader.end()
         raise
-    running.thread.engine.leader, leader.patience = leader, 0.0
-    return running
+    running.thread.lead(leader.step, leader.close)
+    leader.patience = 0.0
+    return replace(running, end=leader.end)
 
 
 def _check(options: ModelOptions) -> None:
@@ -142,20 +145,28 @@ class Leader:
         self._watching = Thread(target=self._watch, name="ranks", daemon=True)
         self._watching.start()
 
-    @contextmanager
-    def step(self, scheduled: Sequence[ScheduledRequest]) -> Iterator[None]:
-        """Context of a step that all make, in which any error ends this process: ranks do not agree any more."""
-        try:
-            self._tell([self._told(one) for one in scheduled])
-            yield
-        except BaseException as error:
-            log.critical("a step of rank 0 failed, all ranks of the model end", exc_info=error)
-            os._exit(1)
+    def step(self, own: StepFunction) -> StepFunction:
+        """A step that all make, in which any error ends this process: ranks do not agree any more."""
 
-    def close(self, session: Hashable) -> None:
-        """Tells the others that a session ends."""
-        if session in self._sessions:
-            self._tell(self._sessions.pop(session)[0])
+        def led(requests: Sequence[ForwardRequest]) -> list[Tensor | None]:
+            try:
+                self._tell([self._told(one) for one in requests])
+                return own(requests)
+            except BaseException as error:
+                log.critical("a step of rank 0 failed, all ranks of the model end", exc_info=error)
+                os._exit(1)
+
+        return led
+
+    def close(self, own: CloseFunction) -> CloseFunction:
+        """The end of a session, of which the others are told."""
+
+        def led(session: Hashable) -> None:
+            if session in self._sessions:
+                self._tell(self._sessions.pop(session)[0])
+            own(session)
+
+        return led
 
     def end(self) -> None:
         """Ends the others."""
@@ -169,14 +180,13 @@ class Leader:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _told(self, one: ScheduledRequest) -> tuple[object, ...]:
+    def _told(self, request: ForwardRequest) -> tuple[object, ...]:
         """Of a context only what is new: it may have a hundred thousand tokens."""
-        request = one.request
         number, before = self._sessions.get(request.session) or (next(self._numbers), ())
         self._sessions[request.session] = number, request.context
         shared, tree = common_prefix(before, request.context), request.tree
         nodes = tree.tokens, tree.parents, request.wanted, request.more
-        return number, shared, request.context[shared:], *nodes, one.tokens
+        return number, shared, request.context[shared:], *nodes, request.tokens
 
     def _tell(self, call: object) -> None:
         data = msgpack.packb(call, default=int)
@@ -222,8 +232,8 @@ def _receive(connection: Connection, calls: "SimpleQueue[Any]") -> None:
     os._exit(0)
 
 
-def _scheduled(told: tuple[Any, ...], contexts: dict[int, tuple[int, ...]]) -> ScheduledRequest:
+def _scheduled(told: tuple[Any, ...], contexts: dict[int, tuple[int, ...]]) -> ForwardRequest:
     """What `Leader` told, with the contexts that sessions had."""
     session, shared, rest, tokens, parents, wanted, more, most = told
     contexts[session] = context = contexts.get(session, ())[:shared] + rest
-    return ScheduledRequest(ForwardRequest(session, context, TokenTree(tokens, parents), wanted, more), most)
+    return ForwardRequest(session, context, TokenTree(tokens, parents), wanted, more, tokens=most)

@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
-from crossdraft.rpc.frames import BeginSession, EndSession, Inbox, Outbox, RoleCodec, SessionEnded
+from crossdraft.rpc.frames import EndSession, Inbox, Outbox, RoleCodec, SessionEnded
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.memory import HOST, MemoryChannel, codec_of
 from crossdraft.rpc.roles import DRAFTER, TARGET
@@ -30,7 +30,6 @@ from crossdraft.v1 import common_pb2
 now = time.monotonic
 TURN_SECONDS = 0.005  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 Channel = grpc.aio.Channel | MemoryChannel
-OPTIONS = {"reply_seconds": "--reply-wait-seconds", "target_seconds": "--target-wait-seconds"}
 REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
     grpc.ChannelConnectivity.READY: True,
     grpc.ChannelConnectivity.TRANSIENT_FAILURE: False,
@@ -41,22 +40,13 @@ OpenRequest = TypeVar("OpenRequest", OpenTarget, OpenDrafter)
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a client waits before it calls a service lost.
-
-    Raises:
-        ValueError: a wait is not above 0.
-    """
+    """How long a client waits before it calls a service lost."""
 
     describe_seconds: float = 5.0
     reply_seconds: float = 30.0  # that a reply is owed without a sign that the service works on it
     target_seconds: float = 30.0  # of an output without any target, before it fails
     # Whether a service's process is known to run: it is asked until it answers. Its `repr` differs between processes.
     lives: Callable[[str], bool] = field(default=lambda address: False, repr=False)
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name != "lives" and not value > 0:
-                raise ValueError(f"{OPTIONS.get(name, name)} must be above 0, got {value:g}")
 
 
 @dataclass(eq=False)
@@ -106,11 +96,8 @@ class Link:
 
     While a session is owed something (`Ledger`), it is lost if nothing comes for `reply_seconds`: with a further
     `Opened` a service says that it works. While nothing is due it lives as long as the stream does, which may be hours;
-    gRPC's keepalive tells when the link is cut or the service hangs.
-
-    Args:
-        client: of the service, which has described itself.
-        channel: kept, as gRPC closes one that nobody refers to.
+    gRPC's keepalive tells when the link is cut or the service hangs. The channel is kept, as gRPC closes one that
+    nobody refers to.
     """
 
     def __init__(self, client: "ServiceClient[Any]", channel: Channel) -> None:
@@ -140,7 +127,7 @@ class Link:
     def begin(self, opening: OpenTarget | OpenDrafter, listener: Listener) -> LinkSession:
         self._latest += 1
         session = self._sessions[self._latest] = LinkSession(self, self._latest, listener)
-        self._outbox.put(self._latest, BeginSession(opening, current().request))
+        self._outbox.put(self._latest, replace(opening, request_id=current().request))
         self._note_sent(session, opening)
         return session
 

@@ -251,7 +251,8 @@ class Lists:
 def encode_numbers(values: Ids) -> pb.Numbers:
     """Numbers (n,), int64, 0 to 2^32 - 1, in as many bytes as the largest needs."""
     size = max(1, (int(values.max()).bit_length() + 7) // 8) if len(values) else 1
-    return pb.Numbers(count=len(values), size=size, data=_bytes_of(values)[:, :size].tobytes())
+    raw = values.astype("<u4").view(np.uint8).reshape(-1, 4)  # the bytes of each, the lowest first
+    return pb.Numbers(count=len(values), size=size, data=raw[:, :size].tobytes())
 
 
 def decode_numbers(message: pb.Numbers, name: str) -> Ids:
@@ -309,11 +310,6 @@ def decode_lists(message: pb.IdLists, name: str, vocabulary_size: int | None) ->
     return lists
 
 
-def _bytes_of(values: Ids) -> NDArray[np.uint8]:
-    """The four bytes of each, the lowest first: shape (n, 4)."""
-    return values.astype("<u4").view(np.uint8).reshape(-1, 4)
-
-
 def encode_rows(rows: Sequence[Row]) -> pb.Rows:
     """Rows, at least one; their probabilities are rounded to the grid, and a row is whole afterwards if it was before.
 
@@ -341,23 +337,10 @@ def rounded(rows: Sequence[Row]) -> list[Row]:
     return [Row(one.ids, probabilities[at], tail, one.log_probabilities, one.likely) for one, at, tail in each]
 
 
-def rounded_alone(row: Row) -> Row:
-    """The same of a row that travels alone, perhaps whole."""
-    if not row.whole:
-        return rounded([row])[0]
-    return replace(row, probabilities=row.probabilities.astype(np.float32).astype(np.float64))
-
-
 def decode_rows(
     message: pb.Rows, name: str, vocabulary_size: int | None, drawn: Sequence[int] | None = None
 ) -> list[Row]:
-    """Rows with exactly the probabilities that were sent.
-
-    Args:
-        message: the rows.
-        name: of the field.
-        vocabulary_size: ids are below it; None: not known.
-        drawn: a token that was drawn from each row; None: none was.
+    """Rows with exactly the probabilities that were sent; from each the token in `drawn` was drawn, if these are given.
 
     Raises:
         BadMessage: numbers are missing, ids repeat in a row, one has more than there is, or cannot give its token.
@@ -453,20 +436,14 @@ def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -
     if len(np.unique(ids)) != len(ids):
         raise BadMessage(f"{name}.ids are not distinct")
     probabilities = np.frombuffer(message.probabilities, dtype="<f4").astype(np.float64)
-    check_distribution(probabilities, name)
+    if not bool(np.all((probabilities >= 0) & (probabilities <= 1))):  # false for NaN as well
+        raise BadMessage(f"{name} has a probability that is not between 0 and 1")
+    if abs((total := float(probabilities.sum())) - 1) > SUM_TOLERANCE:
+        raise BadMessage(f"{name} sums to {total:.6g}; it must be 1 within {SUM_TOLERANCE}")
     if not message.log_probabilities:
         return Row(ids, probabilities)
     values = _logs(message.log_probabilities, len(ids), name)
     return Row(ids, probabilities, log_probabilities=np.array(values))
-
-
-def check_distribution(masses: Probabilities, name: str) -> None:
-    """Raises BadMessage unless all masses are in [0, 1] and sum to one within SUM_TOLERANCE."""
-    if not bool(np.all((masses >= 0) & (masses <= 1))):  # false for NaN as well
-        raise BadMessage(f"{name} has a probability that is not between 0 and 1")
-    total = float(masses.sum())
-    if abs(total - 1) > SUM_TOLERANCE:
-        raise BadMessage(f"{name} sums to {total:.6g}; it must be 1 within {SUM_TOLERANCE}")
 
 
 def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> Ids:

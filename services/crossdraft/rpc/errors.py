@@ -190,14 +190,7 @@ ADVICE: dict[type[ServiceError], str] = {
 
 
 def from_status(code: StatusCode, details: str | None, service: str, pushback: str | bytes = "") -> ServiceError:
-    """The error that a status other than OK means.
-
-    Args:
-        code: the status.
-        details: its text.
-        service: which one answered, e.g. "target at host:port".
-        pushback: the trailing metadata of this name, if any.
-    """
+    """The error that a status other than OK means, of a service such as "target at host:port"."""
     if code is StatusCode.INTERNAL and details == BROKEN_WRITE:
         code, details = StatusCode.UNAVAILABLE, "the call ended while a request was being sent"
     if code is StatusCode.UNAVAILABLE and (refused := _refused(details or "", service)) is not None:

@@ -8,7 +8,7 @@ the two services are.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +28,7 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 Waiting = TypeVar("Waiting")
 Join = Callable[[Waiting, Waiting], Waiting | None]
+OPEN = "open"  # the field of an entry with which a session begins
 MOST_MESSAGES = 256  # of a frame
 MOST_SHARED = 2 << 20  # bytes of a frame that has more messages than one
 # Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
@@ -36,14 +37,6 @@ MOST_WAITING_MESSAGES = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MOST_IN_LOOP = 1 << 18
-
-
-@dataclass(frozen=True)
-class BeginSession(Generic[Opening]):
-    """The client begins a session."""
-
-    opening: Opening
-    request_id: str = ""  # of its client's request, for log lines; empty: none
 
 
 @dataclass(frozen=True)
@@ -120,18 +113,12 @@ class Kind:
 
 @dataclass(frozen=True)
 class Direction:
-    """Frames of one direction of a role's links.
-
-    Args:
-        frame: its protobuf message.
-        entries: the field of it that has the messages.
-        kinds: of messages.
-        columns: reads those of a frame, for a vocabulary of so many ids; raises BadMessage.
-    """
+    """Frames of one direction of a role's links."""
 
     frame: type[Message]
-    entries: str
+    entries: str  # the field that has the messages
     kinds: Sequence[Kind]
+    # Reads those of a frame, for a vocabulary of so many ids; raises BadMessage.
     columns: Callable[[Any, int | None], Sequence[Shares[Any]]] = lambda frame, size: ()
 
     @cached_property
@@ -149,7 +136,7 @@ class Direction:
         for session, value in messages:
             kind = kinds[type(value)]
             entry = {"session": session, kind.field: kind.write(value, written)}
-            if kind.value is BeginSession:
+            if kind.field == OPEN:
                 entry["request_id"] = value.request_id
             entries.add(**entry)
         if written.rows:
@@ -165,7 +152,10 @@ class Direction:
         """The messages of a frame, for a vocabulary of so many ids; raises BadMessage or DecodeError."""
         frame = self.frame.FromString(raw)
         entries, kinds = getattr(frame, self.entries), self._by_field
-        check_frame(raw, entries)
+        if len(entries) > MOST_MESSAGES:
+            raise BadMessage(f"the frame has {len(entries)} messages; at most {MOST_MESSAGES} are taken")
+        if len(entries) > 1 and len(raw) > MOST_SHARED:
+            raise BadMessage(f"the frame has {len(raw)} bytes; {len(entries)} messages may have {MOST_SHARED} together")
         columns = self.columns(frame, size)
         for entry in entries:
             field = entry.WhichOneof("message")
@@ -178,7 +168,7 @@ class Direction:
             share = NOTHING_SHARED if kind.share is None else kind.share(message, columns)
             try:
                 value = kind.read(message, share, size)
-                yield entry.session, BeginSession(value, entry.request_id) if kind.value is BeginSession else value
+                yield entry.session, replace(value, request_id=entry.request_id) if field == OPEN else value
             except BadMessage as error:
                 yield entry.session, error
         for column in columns:
@@ -213,25 +203,12 @@ def _side(writes: Direction, reads: Direction, size: int | None) -> FrameCodec[A
     return FrameCodec(writes.encode, partial(reads.decode, size=size), writes.weight)
 
 
-def check_frame(raw: bytes, messages: Sequence[object]) -> None:
-    """Raises BadMessage if a frame has more messages than it may, or more bytes than these may have together."""
-    if len(messages) > MOST_MESSAGES:
-        raise BadMessage(f"the frame has {len(messages)} messages; at most {MOST_MESSAGES} are taken")
-    if len(messages) > 1 and len(raw) > MOST_SHARED:
-        raise BadMessage(f"the frame has {len(raw)} bytes; {len(messages)} messages may have {MOST_SHARED} together")
-
-
 def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
     return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
 
 
 class Inbox:
-    """Reads frames, of which one peer's must not hold up those of others.
-
-    Args:
-        codec: reads them.
-        limit: of a frame.
-    """
+    """Reads frames, of which one peer's must not hold up those of others."""
 
     def __init__(self, codec: FrameCodec[Any, Any], limit: MessageLimit) -> None:
         self._codec = codec
@@ -251,13 +228,9 @@ class Inbox:
 class Outbox(Generic[Waiting]):
     """Messages of many sessions that wait for the stream.
 
-    A frame takes all that wait, up to MOST_MESSAGES and MOST_SHARED.
-
-    Args:
-        codec: makes frames.
-        limit: of a frame.
-        refused: is told of a message that is over the limit alone, or cannot be encoded; it is dropped, and with it
-            what waits of its session: later messages mean nothing without it.
+    A frame takes all that wait, up to MOST_MESSAGES and MOST_SHARED. `refused` is told of a message that is over the
+    limit alone, or cannot be encoded; it is dropped, and with it what waits of its session: later messages mean nothing
+    without it.
     """
 
     def __init__(
@@ -279,13 +252,9 @@ class Outbox(Generic[Waiting]):
         self._later: tuple[float, asyncio.Handle] | None = None  # when it sets `_news`, in seconds of the loop's clock
 
     def put(self, session: int, message: Waiting, within: float = 0.0, join: Join[Waiting] | None = None) -> int:
-        """Adds a message, which leaves within so many seconds; returns how many of its session wait.
+        """Adds a message, which leaves within so many seconds (0: at once); returns how many of its session wait.
 
-        Args:
-            session: whose it is.
-            message: the message.
-            within: seconds; 0: at once.
-            join: makes one message of the session's latest that waits and this one, or returns None.
+        `join` makes one message of the session's latest that waits and this one, or returns None.
         """
         waiting = self._waiting.setdefault(session, [])
         joined = None if join is None or not waiting else join(waiting[-1][0], message)
@@ -335,10 +304,7 @@ class Outbox(Generic[Waiting]):
     ) -> None:
         """Sends frames as there are messages, up to `finish`. Raises what `send` raises.
 
-        Args:
-            send: writes one frame.
-            left: is told, before that, of each message in it, and its share of the frame's bytes and of the seconds
-                that making it took.
+        Before that `left` is told of each message in it, and its share of the bytes, and of the seconds of making it.
         """
         while True:
             await self._news.wait()
@@ -392,9 +358,7 @@ class Outbox(Generic[Waiting]):
         """A frame; raises TooLarge or ValueError."""
         raw = self._codec.encode(messages)
         if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
-            _, first = messages[0]
-            what = type(first.opening if isinstance(first, BeginSession) else first).__name__
-            raise too_large(what, raw, self._limit)
+            raise too_large(type(messages[0][1]).__name__, raw, self._limit)
         return raw
 
     def _put_back(self, messages: list[tuple[int, Waiting]]) -> None:

@@ -27,7 +27,7 @@ from crossdraft.rpc.errors import (
     without_addresses,
 )
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError
+from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import MODEL_SETTINGS, LeftOut
@@ -303,11 +303,8 @@ class GenerationClient:
             return decode_models(await call)
 
     async def replies(self, request: Generate, deadline_seconds: float | None = None) -> AsyncGenerator[Reply, None]:
-        """One output: its tokens as they are committed, then its end. Closing it early cancels it.
-
-        Args:
-            request: what is asked for.
-            deadline_seconds: for all of it; the server gives it up then, too.
+        """One output: its tokens as they are committed, then its end. Closing it early cancels it, and so does its
+        deadline.
 
         Raises:
             BadRequest: the request cannot be served; the text says what to change.
@@ -381,11 +378,9 @@ class GenerationHandlers(ABC):
 
     @abstractmethod
     def admit(self, authorization: str | None, peer: str) -> None:
-        """Checks that a client may send requests; raises ServiceError if not.
+        """Checks that a client may send requests, by its API key as in the metadata, and its address as gRPC has it.
 
-        Args:
-            authorization: its API key as in the metadata, if any.
-            peer: its address, as gRPC has it.
+        Raises ServiceError if not.
         """
 
     @abstractmethod
@@ -450,8 +445,6 @@ def _parsed(raw: bytes, name: str | None) -> pb.GenerateRequest:
         message.id = log_context.request_id(message.id or name)
     except DecodeError as error:
         raise BadMessage(f"not a GenerateRequest: {error}") from error
-    except RequestIdError as error:
-        raise BadMessage(str(error)) from error
     return message
 
 

@@ -28,23 +28,21 @@ from crossdraft.rpc.errors import (
     name_of,
     to_status,
 )
-from crossdraft.rpc.frames import (
-    Answer,
-    Ask,
-    BeginSession,
-    EndSession,
-    Inbox,
-    Join,
-    Opening,
-    Outbox,
-    RoleCodec,
-    SessionEnded,
-)
+from crossdraft.rpc.frames import Answer, Ask, EndSession, Inbox, Join, Opening, Outbox, RoleCodec, SessionEnded
 from crossdraft.rpc.memory import MemoryContext, codec_of
 from crossdraft.rpc.roles import DRAFTER as DRAFTER
 from crossdraft.rpc.roles import TARGET as TARGET
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.types.messages import Description, Drafted, Opened, PassDone, PromptScored, Scored
+from crossdraft.types.messages import (
+    Description,
+    Drafted,
+    OpenDrafter,
+    Opened,
+    OpenTarget,
+    PassDone,
+    PromptScored,
+    Scored,
+)
 
 Opening_contra = TypeVar("Opening_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
@@ -171,11 +169,7 @@ class Activity:
         return total
 
     def begin(self, request: str, peer: str, address: str) -> "SessionLog":
-        """Counts a session of a peer, until `end`.
-
-        Raises:
-            Full: a limit is reached.
-        """
+        """Counts a session of a peer, until `end`. Raises Full: a limit is reached."""
         limits = self._limits
         if self.open >= limits.max_sessions:
             raise Full(f"{limits.max_sessions} are open (--max-sessions)")
@@ -287,8 +281,6 @@ class ServerLink:
         self._inbox = handlers.inbox if codec_here is handlers.codec else Inbox(codec_here, handlers.limit)
         self._handlers = handlers
         self._context = context
-        # Older clients, which do not say what they know, take a second `Opened` for a fault.
-        self.hears_signs = codec.DESCRIBED in dict(context.invocation_metadata() or ())
         self.peer = peer_of(context)
         self._sessions: dict[int, Replies[Any]] = {}
         self._loop = asyncio.get_running_loop()
@@ -314,18 +306,9 @@ class ServerLink:
 
     def end(self, number: int, error: BaseException | None) -> None:
         """Ends a session; without an error in order."""
-        if number not in self._sessions:
-            return
-        if error is None:
-            ended = SessionEnded(OK)
-        elif isinstance(error, ServiceError):
-            code, text = to_status(error)
-            ended = SessionEnded(code.value[0], text)
-        else:
-            log.error("a session failed", exc_info=error)
-            ended = SessionEnded(grpc.StatusCode.UNKNOWN.value[0], f"{type(error).__name__}: {error}")
-        self.outbox.put(number, ended)
-        self._forget(number, CLOSED if error is None else name_of(error))
+        if number in self._sessions:
+            self.outbox.put(number, _ended(error))
+            self._forget(number, CLOSED if error is None else name_of(error))
 
     def end_if_idle(self) -> None:
         if self._handlers.draining and not self._sessions:
@@ -343,11 +326,11 @@ class ServerLink:
     def _received(self, number: int, message: Any, size: float) -> None:
         session = self._sessions.get(number)
         try:
-            if isinstance(message, BeginSession):
+            if isinstance(message, OpenTarget | OpenDrafter):
                 self._begin(number, message, size)
             elif session is None:
                 if isinstance(message, BadMessage):  # perhaps it was to begin one
-                    self._refuse(number, message)
+                    self.outbox.put(number, _ended(message))
             elif isinstance(message, EndSession):
                 self._forget(number, CLOSED)
                 self.outbox.drop(number)
@@ -358,27 +341,21 @@ class ServerLink:
         except Exception as error:  # a fault in one session, of client or service, ends no other
             self.end(number, error)
 
-    def _begin(self, number: int, begin: BeginSession[Any], size: float) -> None:
+    def _begin(self, number: int, opening: OpenTarget | OpenDrafter, size: float) -> None:
         if number in self._sessions:
             raise ProtocolBroken(f"session {number} is open already; give another session another number")
         try:
             if self._handlers.draining:
                 raise Unreachable("the service is shutting down")
-            request = log_context.request_id(begin.request_id) if begin.request_id else ""
+            request = log_context.request_id(opening.request_id) if opening.request_id else ""
             entry = self._handlers.activity.begin(request, self.peer, self._context.peer())
-        except log_context.RequestIdError as error:
-            self._refuse(number, BadMessage(str(error)))
         except ServiceError as error:
-            self._refuse(number, error)
+            self.outbox.put(number, _ended(error))
         else:
             session = self._sessions[number] = Replies(self, number, entry)
             session.active = self._loop.time()
             session.tally.received(size)
-            session.open(self._handlers.service, begin.opening)
-
-    def _refuse(self, number: int, error: ServiceError) -> None:
-        code, text = to_status(error)
-        self.outbox.put(number, SessionEnded(code.value[0], text))
+            session.open(self._handlers.service, opening)
 
     def _forget(self, number: int, outcome: str) -> None:
         session = self._sessions.pop(number)
@@ -403,6 +380,17 @@ class ServerLink:
                 self.end(number, None)
             if not self._sessions and self._active <= before:
                 return
+
+
+def _ended(error: BaseException | None) -> SessionEnded:
+    """What a client is told of a session's end."""
+    if error is None:
+        return SessionEnded(OK)
+    if isinstance(error, ServiceError):
+        code, text = to_status(error)
+        return SessionEnded(code.value[0], text)
+    log.error("a session failed", exc_info=error)
+    return SessionEnded(grpc.StatusCode.UNKNOWN.value[0], f"{type(error).__name__}: {error}")
 
 
 class Replies(Generic[Answer]):
@@ -465,9 +453,8 @@ class Replies(Generic[Answer]):
 
     def working(self) -> None:
         """Says that what the client waits for is being worked on."""
-        if self._link.hears_signs:
-            sign = Opened(self._fingerprint)
-            self.send(sign, join=lambda before, _: sign if isinstance(before, Opened) else None)
+        sign = Opened(self._fingerprint)
+        self.send(sign, join=lambda before, _: sign if isinstance(before, Opened) else None)
 
     def drop(self) -> None:
         """Forgets the replies that have not left yet."""

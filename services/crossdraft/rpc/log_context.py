@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
+from crossdraft.rpc.errors import BadMessage
+
 REQUEST_ID = "x-request-id"  # header of HTTP, key of gRPC's metadata
 MAX_LENGTH = 128  # characters of a request's id
 VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")  # a header, a word of a log line, a file's name
@@ -28,7 +30,7 @@ class LogContext:
 _current: ContextVar[LogContext] = ContextVar("log_context", default=LogContext())  # noqa: B039 - it is frozen
 
 
-class RequestIdError(ValueError):
+class RequestIdError(BadMessage):
     """A request's id is not valid; the text says what is allowed."""
 
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import grpc
+import numpy as np
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.frames import FrameCodec
@@ -48,8 +49,10 @@ def _rounded(message: Any, rows: Iterator[Row]) -> Any:
     match message:
         case PassDone(nodes=(Row(), *_) as nodes):
             return replace(message, nodes=tuple(islice(rows, len(nodes))))
+        case RowFetched(row=row) if row.whole:
+            return replace(message, row=replace(row, probabilities=row.probabilities.astype(np.float32).astype(float)))
         case RowFetched():
-            return replace(message, row=codec.rounded_alone(message.row))
+            return replace(message, row=codec.rounded([message.row])[0])
     return message
 
 

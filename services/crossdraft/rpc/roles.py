@@ -14,7 +14,7 @@ import numpy as np
 from crossdraft.rpc import codec
 from crossdraft.rpc.codec import check_max
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import BeginSession, Direction, EndSession, Kind, RoleCodec, SessionEnded, Shares, Written
+from crossdraft.rpc.frames import OPEN, Direction, EndSession, Kind, RoleCodec, SessionEnded, Shares, Written
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
@@ -56,10 +56,18 @@ MAX_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # of a frame: as many as o
 # Requests to a target.
 
 
-def _write_open_target(begin: BeginSession[OpenTarget], written: Written) -> target_pb.OpenTarget:
-    request = begin.opening
-    options, noise = codec.encode_options(request.options), codec.encode_noise(request.noise)
-    return target_pb.OpenTarget(**vars(request) | {"options": options, "noise": noise})
+def _write_open_target(request: OpenTarget, written: Written) -> target_pb.OpenTarget:
+    return target_pb.OpenTarget(**_opening(request))
+
+
+def _opening(request: OpenTarget | OpenDrafter) -> dict[str, Any]:
+    """The fields that both have; the frame has the id of the request."""
+    given = vars(request) | {
+        "options": codec.encode_options(request.options),
+        "noise": codec.encode_noise(request.noise),
+    }
+    del given["request_id"]
+    return given
 
 
 def _read_open_target(message: target_pb.OpenTarget, share: object, size: int | None) -> OpenTarget:
@@ -222,15 +230,9 @@ def _target_columns(frame: target_pb.VerifyReplies, size: int | None) -> Sequenc
 # Requests to a drafter.
 
 
-def _write_open_drafter(begin: BeginSession[OpenDrafter], written: Written) -> drafter_pb.OpenDrafter:
-    request = begin.opening
-    changed = {
-        "prompt": request.prompt.encode(),
-        "options": codec.encode_options(request.options),
-        "noise": codec.encode_noise(request.noise),
-        "allowed": codec.encode_ids(request.allowed),
-    }
-    return drafter_pb.OpenDrafter(**vars(request) | changed)
+def _write_open_drafter(request: OpenDrafter, written: Written) -> drafter_pb.OpenDrafter:
+    changed = {"prompt": request.prompt.encode(), "allowed": codec.encode_ids(request.allowed)}
+    return drafter_pb.OpenDrafter(**_opening(request) | changed)
 
 
 def _read_open_drafter(message: drafter_pb.OpenDrafter, share: object, size: int | None) -> OpenDrafter:
@@ -387,9 +389,8 @@ def _weight_of_node(node: Row | Sample) -> int:
     return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
 
 
-def _weight_of_open(begin: BeginSession[OpenTarget | OpenDrafter]) -> int:
-    opening, grammar = begin.opening, begin.opening.options.grammar
-    allowed = opening.allowed if isinstance(opening, OpenDrafter) else None
+def _weight_of_open(opening: OpenTarget | OpenDrafter) -> int:
+    grammar, allowed = opening.options.grammar, opening.allowed if isinstance(opening, OpenDrafter) else None
     return (
         len(opening.prompt) + (0 if allowed is None else len(allowed)) + (0 if grammar is None else len(grammar.text))
     )
@@ -410,7 +411,7 @@ TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | 
         target_pb.VerifyRequests,
         "requests",
         (
-            Kind(BeginSession, "open", _write_open_target, _read_open_target, _weight_of_open),
+            Kind(OpenTarget, OPEN, _write_open_target, _read_open_target, _weight_of_open),
             Kind(
                 Pass,
                 "next_pass",
@@ -462,7 +463,7 @@ DRAFTER: RoleCodec[OpenDrafter, Draft | Advance | Score, Drafted | Scored] = Rol
         drafter_pb.DraftRequests,
         "requests",
         (
-            Kind(BeginSession, "open", _write_open_drafter, _read_open_drafter, _weight_of_open),
+            Kind(OpenDrafter, OPEN, _write_open_drafter, _read_open_drafter, _weight_of_open),
             Kind(Draft, "draft", _write_draft, _read_draft, lambda one: len(one.letters) + len(one.hidden.states)),
             # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
             _alike(Advance, "advance", drafter_pb.Advance),

@@ -81,10 +81,6 @@ T = TypeVar("T")
 class Renewed(Generic[T]):
     """What was made of certificate files; made again when they have changed. May be used from any thread.
 
-    Args:
-        files: of one side.
-        make: from the files; raises TlsError.
-
     Raises:
         TlsError: they cannot be used now.
     """
@@ -116,10 +112,7 @@ class RenewedCredentials(Renewed[ClientCredentials]):
 
 
 def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
-    """Of a server; the files are read again when they change.
-
-    Args:
-        files: with TlsFiles it accepts only clients with a certificate of the CA; with FrontFiles all.
+    """Of a server; the files are read again when they change. With TlsFiles it accepts only clients of the CA.
 
     Raises:
         TlsError: they cannot be used now.

@@ -57,11 +57,7 @@ class Serving(ABC):
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a server listens, and its limits.
-
-    Raises:
-        ValueError: a value is out of its range; the text says what is allowed.
-    """
+    """Where a server listens, and its limits. Raises ValueError: the host is empty."""
 
     host: str = "127.0.0.1"
     port: int | None = 0  # 0: any that is free; None: a service is for clients in its own process only
@@ -75,19 +71,9 @@ class Listening:
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError("host must not be empty; 0.0.0.0 listens on all interfaces")
-        if not 0 <= (self.port or 0) <= 65535:
-            raise ValueError(f"port must be between 0 (any that is free) and 65535, got {self.port}")
-        if not 0 <= (self.metrics_port or 0) <= 65535:
-            raise ValueError(f"metrics_port must be between 0 (any that is free) and 65535, got {self.metrics_port}")
-        if not 0 <= self.grace_seconds < float("inf"):
-            raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
 
     def check_free(self) -> None:
-        """Before a model is loaded for it: whether its ports can be had now. Names of hosts are left to the server.
-
-        Raises:
-            CannotListen: a port is taken, or not for this user, or the host is not of this machine.
-        """
+        """Raises CannotListen if a port cannot be had now, before a model is loaded. Names are left to the server."""
         host = self.host.strip("[]")
         for port, option in ((self.port or 0, ""), (self.metrics_port or 0, "--metrics-port")):
             try:
@@ -147,10 +133,7 @@ class Endpoint:
         self.address = ""  # host:port, once it listens
 
     async def start(self, serving: bool = True) -> str:
-        """Begins to listen; returns the address.
-
-        Args:
-            serving: what the health service reports first.
+        """Begins to listen; returns the address. `serving` is what the health service reports first.
 
         Raises:
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.
@@ -237,11 +220,7 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
         return self._here.address
 
     async def start(self) -> str:
-        """Begins to listen; returns the address.
-
-        Raises:
-            CannotListen: the port is taken, or not for this user, or the host is not of this machine.
-        """
+        """Begins to listen; returns the address. Raises CannotListen as `Endpoint.start`."""
         listening = self._listening
         self._lag.start()
         if listening.metrics_port is not None:
@@ -278,11 +257,7 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; prints the ready line on `output` once it listens.
-
-    Raises:
-        CannotListen: as `Server.start`.
-    """
+    """Serves until SIGTERM or SIGINT, then drains; prints the ready line once it listens. Raises CannotListen."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)

@@ -198,9 +198,8 @@ class TargetSession:
         A session that was lost elsewhere goes on here: its first pass has all ids that were committed before.
 
         Raises:
-            ProtocolBroken: the pass is not the next one, wants nodes that it does not have, or draws without a key; or
-                the latest pass has not answered this node, or has drawn; or the prompt ends before; or too many
-                requests wait.
+            ProtocolBroken: the pass is not the next one, or draws without a key; or the latest pass has not answered
+                this node, or has drawn; or the prompt ends before; or too many requests wait.
             ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
         """
         if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
@@ -289,14 +288,11 @@ class TargetSession:
         """Checks that a pass is the next one, and takes over what it commits."""
         if request.number != self._number + 1:
             raise ProtocolBroken(f"pass {request.number} is out of order; pass {self._number + 1} is next")
-        wanted, nodes = request.wanted, len(request.tree)
-        if wanted is not None and list(wanted) != sorted({row for row in wanted if 0 <= row <= nodes}):
-            raise ProtocolBroken(f"wanted must ascend within 0 to {nodes}, got {list(wanted)}")
         if request.draws and self._opening.noise is None:
             raise ProtocolBroken("this session was opened without a noise key, so its target has no draws of its own")
-        size = len(self._context) + len(request.committed) + max(nodes, request.run - 1)
+        size = len(self._context) + len(request.committed) + max(len(request.tree), request.run - 1)
         if size > self._most:
-            what = f"a tree of {nodes}" if request.run == 1 else f"a run of {request.run}"
+            what = f"a tree of {len(request.tree)}" if request.run == 1 else f"a run of {request.run}"
             self._check_room(size, f"the text with {what}")
         self._number = request.number
         self._context += request.committed

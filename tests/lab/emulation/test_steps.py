@@ -1,5 +1,7 @@
 """Emulated services: paced steps, by a clock that only their sleeping moves, and noise on logits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,6 @@ from scipy import stats
 
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.requests import ScheduledRequest as Scheduled
 from crossdraft.lab.emulation.steps import Emulation, Noisy, Pace, Paced
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import VOCABULARY, tiny_llama
@@ -30,8 +31,8 @@ class Slept:
         self.seconds += seconds
 
 
-def whole(*requests: Request) -> list[Scheduled]:
-    return [Scheduled(request, 100) for request in requests]
+def whole(*requests: Request) -> list[Request]:
+    return [replace(request, tokens=100) for request in requests]
 
 
 def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
@@ -49,11 +50,11 @@ def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
     paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, *slept.clock)
     prompt = Request("a", PROMPT * 3, TREE)
     for tokens in (5, 5, 10):
-        (logits,) = paced([Scheduled(prompt, tokens)])
+        (logits,) = paced([replace(prompt, tokens=tokens)])
     assert logits is not None
     assert slept.times == [0.0215]
     paced(
-        [Scheduled(Request("b", PROMPT[1:] * 9), 3), *whole(Request("a", (*PROMPT * 3, 8)))]
+        [Request("b", PROMPT[1:] * 9, tokens=3), *whole(Request("a", (*PROMPT * 3, 8)))]
     )  # beside one that is answered
     assert slept.times[1:] == [0.0205]
 
@@ -94,8 +95,8 @@ CPU = torch.device("cpu")
 
 def noise(request: Request, columns: int = VOCABULARY, sigma: float = 2.0) -> np.ndarray:
     """What is added, shape (rows, columns)."""
-    noisy = Noisy(sigma, columns, lambda shares: [torch.zeros(len(one.request.rows()), columns) for one in shares], CPU)
-    return noisy([Scheduled(request, 100)])[0].numpy()
+    noisy = Noisy(sigma, columns, lambda shares: [torch.zeros(len(one.rows()), columns) for one in shares], CPU)
+    return noisy([replace(request, tokens=100)])[0].numpy()
 
 
 def test_a_node_has_the_noise_of_its_path_in_every_tree_session_and_object() -> None:
@@ -125,10 +126,10 @@ def test_it_is_normal_with_the_standard_deviation_that_was_asked_for() -> None:
 def test_logits_of_a_model_and_noise_add_up() -> None:
     engine = Engine(MODEL)
     requests = [Request("a", PROMPT, FORKED), Request("b", PROMPT[:2])]
-    noisy = Noisy(0.7, VOCABULARY, engine.step, CPU)([Scheduled(request, 100) for request in requests])
+    noisy = Noisy(0.7, VOCABULARY, engine.step, CPU)([replace(request, tokens=100) for request in requests])
     for request, logits, bare in zip(requests, noisy, engine.forward(requests), strict=True):
         np.testing.assert_allclose(logits - bare, noise(request, sigma=0.7), atol=1e-5)
-    unfinished = Noisy(0.7, VOCABULARY, Engine(MODEL).step, CPU)([Scheduled(requests[0], 2)])
+    unfinished = Noisy(0.7, VOCABULARY, Engine(MODEL).step, CPU)([replace(requests[0], tokens=2)])
     assert unfinished == [None]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from crossdraft.engine.distributions import joined
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import StepFunction
-from crossdraft.engine.requests import ForwardRequest, ScheduledRequest
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.trees import ROOT
 
 LATEST = 8  # tokens that the noise depends on, besides the number of tokens before
@@ -116,13 +116,13 @@ class Noisy:
         self._step = step
 
     @torch.inference_mode()
-    def __call__(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
+    def __call__(self, scheduled: Sequence[ForwardRequest]) -> list[Tensor | None]:
         """The step's logits with noise; raises what it raises."""
         found = self._step(scheduled)
         noisy = [place for place, logits in enumerate(found) if logits is not None and logits.shape[0]]
         if noisy:
             parts = [logits for place in noisy if (logits := found[place]) is not None]
-            windows = [window for place in noisy for window in _windows_of(scheduled[place].request)]
+            windows = [window for place in noisy for window in _windows_of(scheduled[place])]
             noise = self._windows[torch.tensor(windows, device=self._noise.device)]
             added = (joined(parts) + noise).split([part.shape[0] for part in parts])
             for place, logits in zip(noisy, added, strict=True):
@@ -162,27 +162,27 @@ class Paced:
         self._pace, self._remaining, self._step, self._now, self._sleep = pace, remaining, step, now, sleep
         self._known: OrderedDict[Hashable, int] = OrderedDict()  # tokens of a session's text at its last result
 
-    def __call__(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
+    def __call__(self, scheduled: Sequence[ForwardRequest]) -> list[Tensor | None]:
         """The step's results; raises what it raises."""
         began = self._now()
         tokens = sum(map(self._counted, scheduled))
         found = self._step(scheduled)
         for one, logits in zip(scheduled, found, strict=True):
             if logits is not None:
-                self._remember(one.request)
+                self._remember(one)
         if tokens or any(logits is not None for logits in found):
             rest = began + self._pace.seconds(tokens) - self._now()
             if rest > 0:
                 self._sleep(rest)
         return found
 
-    def _counted(self, one: ScheduledRequest) -> int:
+    def _counted(self, request: ForwardRequest) -> int:
         """Tokens of a scheduled request that the pace counts; those that it does not are computed first."""
-        request, remaining = one.request, self._remaining(one.request)
+        remaining = self._remaining(request)
         known = self._known.get(request.session)
         counted = len(request.tree) + (0 if known is None else max(1, len(request.context) - known))
         free = max(0, remaining - counted)
-        return max(0, min(one.tokens, remaining) - free)
+        return max(0, min(request.tokens, remaining) - free)
 
     def _remember(self, request: ForwardRequest) -> None:
         self._known[request.session] = len(request.context)

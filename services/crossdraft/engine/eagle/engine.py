@@ -25,7 +25,7 @@ from crossdraft.engine.device import unused_memory
 from crossdraft.engine.engine import CHUNK, Engine
 from crossdraft.engine.kv_cache import CachePlan, MemoryShare
 from crossdraft.engine.loader import FUSION
-from crossdraft.engine.requests import NO_TREE, ForwardRequest, ScheduledRequest, common_prefix, emitted
+from crossdraft.engine.requests import NO_TREE, ForwardRequest, common_prefix, emitted
 from crossdraft.types.trees import ROOT, TokenTree
 
 ROOM = 128  # tokens: sessions take memory for multiples of so many
@@ -52,14 +52,7 @@ class StateLayer:
         return StateLayer(model, **found)
 
     def __call__(self, ids: Tensor, before: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The states after tokens, (texts, tokens, width).
-
-        Args:
-            ids: int64 (texts, tokens).
-            before: the states before them, (texts, tokens, width).
-            positions: int64 (texts, tokens).
-            attend: of these tokens, to those before them, too.
-        """
+        """The states after tokens, (texts, tokens, width), of those before them; ids and positions are int64."""
         decoder = self.model.model
         (layer,) = decoder.layers
         attention = layer.self_attn
@@ -229,12 +222,9 @@ class EagleEngine(Engine):
 
     @torch.inference_mode()
     def give(self, session: Hashable, context: tuple[int, ...], states: Mapping[int, bytes]) -> None:
-        """The target's own states of a session whose text is this one now.
+        """The target's own states of a session, perhaps a new one, whose text is this one now.
 
-        Args:
-            session: it may be a new one.
-            context: its text.
-            states: after so many of its tokens, at least one: `hidden_size` numbers, bfloat16, little-endian.
+        They are those after so many of its tokens, at least one: `hidden_size` numbers, bfloat16, little-endian.
         """
         text = self._texts.setdefault(session, Text(self._layer))
         text.change(context)
@@ -242,27 +232,27 @@ class EagleEngine(Engine):
             text.give(place, torch.frombuffer(bytearray(state), dtype=torch.bfloat16).to(text.states))
 
     @torch.inference_mode()
-    def step(self, scheduled: Sequence[ScheduledRequest]) -> list[Tensor | None]:
+    def step(self, requests: Sequence[ForwardRequest]) -> list[Tensor | None]:
         """As of `Engine`; a tree that is new takes a forward for each of its levels."""
         found: dict[int, tuple[Text, ForwardRequest]] = {}
-        for number, one in enumerate(scheduled):
-            begun = any(request.session == one.request.session for _, request in found.values())
-            if not begun and self.admits(one.request):
-                text = self._texts.setdefault(one.request.session, Text(self._layer))
-                text.make_room(one.request.size)
-                text.change(one.request.context)
-                text.tree = text.tree if text.due(one.request)[1] == len(text.tree) else NO_TREE
-                found[number] = text, one.request
+        for number, one in enumerate(requests):
+            begun = any(request.session == one.session for _, request in found.values())
+            if not begun and self.admits(one):
+                text = self._texts.setdefault(one.session, Text(self._layer))
+                text.make_room(one.size)
+                text.change(one.context)
+                text.tree = text.tree if text.due(one)[1] == len(text.tree) else NO_TREE
+                found[number] = text, one
         read = [
-            text.read(min(len(text.ids), text.computed + scheduled[number].tokens))
-            for number, (text, _) in found.items()
+            text.read(min(len(text.ids), text.computed + one.tokens))
+            for text, one in found.values()
             if text.computed < len(text.ids)
         ]
         done = {number: one for number, one in found.items() if one[0].computed == len(one[0].ids)}
         while read or (read := [text.grow(one.tree) for text, one in done.values() if len(text.tree) < len(one.tree)]):
             self._compute(read)
             read = []
-        results: list[Tensor | None] = [None] * len(scheduled)
+        results: list[Tensor | None] = [None] * len(requests)
         rows = [text.states[[len(text.ids) - 1 + row for row in one.rows()]] for text, one in done.values()]
         logits = self._layer.logits(torch.cat(rows)).split([len(some) for some in rows]) if rows else ()
         for number, own in zip(done, logits, strict=True):
