@@ -5,9 +5,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from ray.experimental import internal_kv
 
-from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import Need, Nodes, Waiting, needs_of, placed, taken
+from crossdraft.cluster import capacity, status
+from crossdraft.cluster.capacity import Need, Nodes, NotServedError, Waiting, needs_of, placed, taken
 from crossdraft.cluster.config import HEAD, parse, processes_of
 
 NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
@@ -96,9 +97,9 @@ def test_nodes_that_are_set_up_are_read_from_the_autoscaler(monkeypatch: pytest.
     report = {"pending_nodes": [["10.77.0.2", "local", "setting-up"]], "pending_launches": {"gpu": 2}}
     pending = ("10.77.0.2 setting-up", "2 of type gpu, launching")
     for written, found in (({"autoscaler_report": report}, pending), ({"load_metrics_report": {}}, ()), (None, ())):
-        status = None if written is None else json.dumps(written).encode()
-        monkeypatch.setattr(capacity, "_internal_kv_get", lambda _, status=status: status)
-        assert capacity.pending_nodes() == found
+        raw = None if written is None else json.dumps(written).encode()
+        monkeypatch.setattr(internal_kv, "_internal_kv_get", lambda _, raw=raw: raw)
+        assert status.pending_nodes() == found
 
 
 @pytest.mark.parametrize(("pending", "waited"), [((), 30.0), (("10.77.0.2 setting-up",), 60.0)])
@@ -107,14 +108,18 @@ def test_while_it_waits_for_nodes_it_says_so_and_those_that_are_set_up_are_waite
 ) -> None:
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    said: list[tuple[float, str]] = []
     monkeypatch.setattr(capacity, "time", clock)
-    monkeypatch.setattr(capacity, "pending_nodes", lambda: pending)
-    said: list[str] = []
-    assert capacity._left(lambda: ["t: 2 wanted"], Waiting(30.0, 60.0, said.append), clock.now) == ["t: 2 wanted"]
+    for name, found in (("pending_nodes", pending), ("all_nodes", THREE)):
+        monkeypatch.setattr(capacity, name, lambda found=found: found)
+    monkeypatch.setattr(capacity, "request_resources", lambda bundles: None)
+    waiting = Waiting(30.0, 60.0, lambda text: said.append((clock.now, text)))
+    with pytest.raises(NotServedError, match="2 wanted"):
+        capacity.await_nodes(processes_of(parse(TEXT)), waiting)
     assert clock.now == 100.0 + waited
-    assert said[1].startswith(f"waiting for nodes, 15 s of {waited:.0f}:\nt: 2 wanted")
-    assert len(said) == waited / 15
-    assert all(f"pending: {one}" in line for line in said for one in pending)
+    assert [at for at, _ in said] == [105.0, *range(120, round(clock.now), 15)]
+    assert all(line.startswith("waiting for nodes:\ntarget of 'small': 2 wanted") for _, line in said)
+    assert all(f"pending: {one}" in line for _, line in said for one in pending)
 
 
 def test_tenths_that_add_up_to_a_whole_fit() -> None:

@@ -271,7 +271,6 @@ class Process:
     everywhere: bool = False  # one on each node that has room
     most: float = inf  # on one node
     version: str = ""  # another one, and Serve replaces them
-    state: str = ""  # of the directory: what is deployed
 
     @property
     def deployment(self) -> str:
@@ -320,7 +319,7 @@ class Process:
 
         Services of a fixed number never tell Serve of their sessions: where it becomes a range they are replaced.
         """
-        alone = replace(self, replicas=Scale(), everywhere=False, most=inf, version="", state="")
+        alone = replace(self, replicas=Scale(), everywhere=False, most=inf, version="")
         counted = isinstance(self.own, Service) and self.replicas.min < self.replicas.max
         shown = repr((installed(), alone, counted, [_digest(path) for path in self.files]))
         assert " at 0x" not in shown, shown  # an address differs between processes

@@ -9,7 +9,7 @@ from typing import NoReturn
 from prometheus_client import Counter, Gauge
 
 from crossdraft.cluster.config import ANY_PORT, Process
-from crossdraft.cluster.directory import DirectoryGoneError, FarDirectory, announced, entry_of, node_address
+from crossdraft.cluster.directory import announced, entry_of, node_address
 from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies, Reply
 from crossdraft.cluster.serve_grpc import keep_alive
 from crossdraft.cluster.status import Entry, Load, Role
@@ -26,9 +26,7 @@ from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 
 log = logging.getLogger(__name__)
-LONG_POLL = 10.0  # seconds that a request to the directory waits for a change
 FIRST_TARGET = 15.0  # seconds that a request waits for the first target to be known
-PAUSE = 0.5  # seconds before the directory is asked again after a failure
 ABANDONED = "abandoned"  # outcome: the front has closed the stream
 FINISHED = "finished"
 SERVICES = (Role.TARGET, Role.DRAFTER)
@@ -110,16 +108,10 @@ class Orchestrator:
         return self._backend
 
     async def _follow(self) -> NoReturn:
-        directory, version = FarDirectory(), -1
-        async with announced(self._entry, self._load):
+        heard: asyncio.Queue[Sequence[Entry]] = asyncio.Queue()
+        async with announced(self._entry, self._load, heard.put_nowait):
             while True:
-                try:
-                    version, entries = await directory.ask("entries", version, LONG_POLL, wait=LONG_POLL)
-                except DirectoryGoneError as error:
-                    log.warning("%s", error)
-                    await asyncio.sleep(PAUSE)
-                    continue
-                await self._use([entry for entry in entries if entry.model == self._served.name])
+                await self._use([entry for entry in await heard.get() if entry.model == self._served.name])
 
     def _load(self) -> Load:
         outputs = 0 if self._backend is None else self._backend.running

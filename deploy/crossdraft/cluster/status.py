@@ -1,11 +1,13 @@
-"""What runs on a cluster, and which crossdraft a machine has.
+"""What runs on a cluster, the directory that knows it, and which crossdraft a machine has.
 
-Imported by those that ask, who do not wait for what serves, and by nodes with any version: nothing else of crossdraft
-is imported here.
+Imported by those that ask, who do not wait for what serves (Ray imports the module of an actor that is asked), and by
+nodes with any version: nothing else of crossdraft is imported here.
 """
 
+import asyncio
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cache
 from hashlib import sha256
@@ -22,6 +24,8 @@ NAMESPACE = "crossdraft"  # of all actors
 DIRECTORY = "directory"  # an actor
 APPLICATION = "crossdraft"  # of Serve
 RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
+EXPIRY = 8.0  # seconds since a process was announced last
+SETTLING = 3.0  # seconds after which a new directory has heard of all processes
 
 
 class Role(StrEnum):
@@ -89,6 +93,7 @@ class Deployed:
     message: str  # Serve's, of the application
     deployments: tuple[Hosted, ...]
     loads: Mapping[str, Load]  # of processes, by their ids
+    pending: tuple[str, ...] = ()  # nodes that Ray sets up, where something is missing
 
     @property
     def missing(self) -> list[Hosted]:
@@ -103,6 +108,45 @@ class Deployed:
         deployments, missing = map(asdict, self.deployments), map(asdict, self.missing)
         state = {"state": self.state, "message": self.message}
         return {"processes": processes, **state, "deployments": [*deployments], "missing": [*missing]}
+
+
+class Directory:
+    """The processes of a cluster, as an actor. It needs nothing but a port that processes do not announce again."""
+
+    def __init__(self, metrics_port: int = 0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._settled_at = self._loop.time() + SETTLING
+        self._heard: dict[str, tuple[Entry, Load, float]] = {}  # by id, with the time of the last announcement
+        self._metrics_port = metrics_port
+        self._imported = self._loop.run_in_executor(
+            None, import_module, "ray.serve"
+        )  # for `deployed`
+
+    async def announce(self, entry: Entry, load: Load) -> tuple[int, tuple[Entry, ...]]:
+        """A process serves; it must announce itself again before the entry expires.
+
+        Returns:
+            The port on which one process of each node shows the metrics of all of it, and all entries.
+        """
+        self._heard[entry.id] = (entry, load, self._loop.time())
+        return self._metrics_port, await self.entries()
+
+    async def withdraw(self, id: str) -> None:
+        """A process takes no new sessions any more."""
+        self._heard.pop(id, None)
+
+    async def entries(self) -> tuple[Entry, ...]:
+        """Sorted, once all are known."""
+        await asyncio.sleep(max(0.0, self._settled_at - self._loop.time()))
+        lately = self._loop.time() - EXPIRY
+        self._heard = {id: known for id, known in self._heard.items() if known[-1] > lately}
+        found = (entry for entry, *_ in self._heard.values())
+        return tuple(sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process)))
+
+    async def deployed(self) -> Deployed:
+        """What runs now. Serve is asked here, as who asks would take longer to import it than for all else."""
+        entries = await self.entries()
+        return await asyncio.to_thread(deployed_with, entries, {id: load for id, (_, load, _) in self._heard.items()})
 
 
 def deployed() -> Deployed:
@@ -122,8 +166,9 @@ def deployed_with(entries: tuple[Entry, ...], loads: Mapping[str, Load]) -> Depl
     found = application_status()
     if found is None:
         raise ValueError("there is no application of this name")
-    deployments = sorted(hosted(name, one) for name, one in found.deployments.items())
-    return Deployed(entries, found.status.value, in_short(found.message), tuple(deployments), loads)
+    deployments = tuple(sorted(hosted(name, one) for name, one in found.deployments.items()))
+    whole = Deployed(entries, found.status.value, in_short(found.message), deployments, loads)
+    return replace(whole, pending=pending_nodes()) if whole.missing else whole
 
 
 def application_status() -> Any:
@@ -131,6 +176,16 @@ def application_status() -> Any:
     from ray import serve
 
     return serve.status().applications.get(APPLICATION)
+
+
+def pending_nodes() -> tuple[str, ...]:
+    """Nodes that Ray's autoscaler has begun to set up, as `ray status` shows them; none without an autoscaler."""
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    report = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or "{}").get("autoscaler_report") or {}
+    launching = (f"{count} of type {kind}, launching" for kind, count in report.get("pending_launches", {}).items())
+    return (*(f"{ip} {state}" for ip, _, state in report.get("pending_nodes", ())), *launching)
 
 
 def hosted(name: str, deployment: Any) -> Hosted:
