@@ -27,12 +27,8 @@ grpc: {replicas: 2}
 def test_a_node_can_be_chosen_by_its_address() -> None:
     nodes: Nodes = {"10.0.0.1": {"CPU": 1.0, "node:10.0.0.1": 1.0}, "10.0.0.2": {"CPU": 2.0, "node:10.0.0.2": 1.0}}
     assert placed([Need("t", 2, {"CPU": 1, "node:10.0.0.2": 0.001})], nodes).places == {"t": ("10.0.0.2",) * 2}
-    for need, said in (
-        (Need("t", 2, {"CPU": 1, "node:10.0.0.1": 0.001}), "room for 1"),
-        (Need("t", 1, {"node:10.0.0.3": 0.001}), "no node offers `node:10.0.0.3`; offered are CPU"),
-    ):
-        (missing,) = placed([need], nodes).faults
-        assert said in missing
+    (missing, *_) = placed([Need("t", 2, {"CPU": 1, "node:10.0.0.1": 0.001})], nodes).faults
+    assert "room for 1" in missing
 
 
 def test_every_replica_of_a_configuration_is_counted() -> None:
@@ -79,13 +75,13 @@ def test_what_has_no_place_is_said(need: Need, room: int) -> None:
     else:
         assert found.faults[0].startswith(f"t: {need.count} wanted, each with ")
         assert found.faults[0].endswith(f"; there is room for {room}")
-        assert len(found.left) == len(NODES) + 1
+        assert len(found.faults) == 1 + len(NODES) + 1
 
 
 def test_replicas_that_fit_in_sum_but_on_no_node_are_refused_with_what_each_node_has_left() -> None:
     found = placed([Need("t", 3, {"CPU": 1.5}), Need("d", 1, {"CPU": 1})], THREE)
-    assert found.faults == ("d: 1 wanted, each with CPU 1 on one node; there is room for 0",)
-    assert found.left == (
+    assert found.faults == (
+        "d: 1 wanted, each with CPU 1 on one node; there is room for 0",
         "node a has CPU 0.5 of 2 left beside 1 t",
         "node b has CPU 0.5 of 2 left beside 1 t",
         "node head has CPU 0.5 of 2 left beside 1 t",

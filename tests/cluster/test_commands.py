@@ -20,7 +20,7 @@ from rich.console import Console
 from crossdraft.cli.cluster import status, table_of
 from crossdraft.cluster import capacity
 from crossdraft.cluster.deploy import alone
-from crossdraft.cluster.status import Deployed, Entry, Hosted, Load, Role, deployed_with, hosted, in_short
+from crossdraft.cluster.status import Deployed, Entry, Hosted, Role, deployed_with, hosted, in_short
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
 
 
@@ -35,8 +35,8 @@ def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster)
 
 def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
     address = "192.168.100.101:65535"
-    entry = Entry("t", Role.DRAFTER, MODEL, "of-a-long-name", address, "x:65534", "x", 1234567, "0.1.0+a", 1000.0)
-    found = Deployed((entry,), "RUNNING", "", (), {"t": Load(12, 0.345)})
+    of = (Role.DRAFTER, MODEL, "of-a-long-name", address, "x:65534", "x", 1234567, "0.1.0+a", 1000.0)
+    found = Deployed((Entry("t", *of, sessions=12, busy=0.345),), "RUNNING", "", ())
     console = Console(width=80, file=StringIO(), highlight=False)
     console.print(table_of(found, 1000.0 + 3 * 86400 + 4 * 3600))
     written = console.file.getvalue().splitlines()
@@ -54,7 +54,7 @@ def test_status_names_nodes_that_are_set_up_where_something_is_missing(
         one = DeploymentStatusOverview(DeploymentStatus.UNHEALTHY, DeploymentStatusTrigger.UNSPECIFIED, states, "")
         found = ApplicationStatusOverview(ApplicationStatus.RUNNING, "", 0.0, {"Target": one})
         monkeypatch.setattr("crossdraft.cluster.status.application_status", lambda found=found: found)
-        monkeypatch.setattr("crossdraft.cluster.status.deployed", lambda: deployed_with((), {}))
+        monkeypatch.setattr("crossdraft.cluster.status.deployed", lambda: deployed_with(()))
         status("auto", as_json=False)
         lines = capsys.readouterr().out.splitlines()
         assert "Target: unhealthy, 1 replica" in lines

@@ -18,7 +18,6 @@ from crossdraft.cluster.capacity import NotServedError, needs_of, placed
 from crossdraft.cluster.config import Process, parse, processes_of
 from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
 from crossdraft.cluster.servers import OUTPUTS, by_outputs, check, ongoing
-from crossdraft.cluster.status import Load
 from crossdraft.config.cluster import Scale
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.types.statistics import ModelStatistics
@@ -178,7 +177,7 @@ def test_replicas_follow_the_outputs_that_they_have() -> None:
 def test_a_load_is_never_more_than_all_of_the_time() -> None:
     """Though a step that began before the load was last asked for counts whole."""
     replica: Any = SimpleNamespace(_work=(0, 0.0), _asked=time.monotonic(), _server=SimpleNamespace(work=(2, 5.0)))
-    assert servers.ServerReplica._load(replica) == Load(2, 1.0)
+    assert servers.ServerReplica._load(replica) == (2, 1.0)
 
 
 def test_of_a_drafter_those_outputs_count_that_it_drafts_for_or_that_wait_for_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from crossdraft.cluster import directory
 from crossdraft.cluster.directory import FarDirectory, announced
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
-from crossdraft.cluster.status import EXPIRY, SETTLING, Directory, Entry, Load, Role
+from crossdraft.cluster.status import EXPIRY, SETTLING, Directory, Entry, Role
 from crossdraft.rpc.metrics import Exporter
 from tests.cluster.scripted import now, simulated
 from tests.serving.exposed import faults, samples
@@ -27,9 +27,9 @@ ORCHESTRATOR = Entry("o", Role.ORCHESTRATOR, "small", "", "", "", "10.0.0.1", 2)
 async def test_who_announces_itself_hears_of_all_and_who_withdraws_is_gone() -> None:
     directory = Directory(9400)
     for one in (TARGET, DRAFTER):
-        await directory.announce(one, Load())
+        await directory.announce(one)
     again = replace(TARGET, address="10.0.0.1:7001", process=2)  # it was started again
-    assert await directory.announce(again, Load(7)) == (9400, (DRAFTER, again))
+    assert await directory.announce(replace(again, sessions=7)) == (9400, (DRAFTER, again))
     for _ in range(2):
         await directory.withdraw(TARGET.id)
         assert await directory.entries() == (DRAFTER,)
@@ -38,8 +38,8 @@ async def test_who_announces_itself_hears_of_all_and_who_withdraws_is_gone() -> 
 @simulated
 async def test_who_is_silent_is_forgotten() -> None:
     directory = Directory()
-    await directory.announce(TARGET, Load())  # until it has settled
-    await directory.announce(DRAFTER, Load())
+    await directory.announce(TARGET)  # until it has settled
+    await directory.announce(DRAFTER)
     await asyncio.sleep(EXPIRY - SETTLING - 0.5)
     assert await directory.entries() == (DRAFTER, TARGET)
     await asyncio.sleep(1.0)
@@ -50,9 +50,9 @@ async def test_who_is_silent_is_forgotten() -> None:
 async def test_a_new_one_answers_nobody_before_it_has_heard_of_everybody() -> None:
     began = now()
     directory = Directory()
-    heard = asyncio.create_task(directory.announce(TARGET, Load()))
+    heard = asyncio.create_task(directory.announce(TARGET))
     await asyncio.sleep(1.0)
-    await directory.announce(DRAFTER, Load())
+    await directory.announce(DRAFTER)
     assert (now(), await heard) == (began + SETTLING, (0, (DRAFTER, TARGET)))
     await directory.entries()
     assert now() == began + SETTLING

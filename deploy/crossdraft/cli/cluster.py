@@ -110,11 +110,10 @@ def table_of(found: "Deployed", now: float) -> Table:
     for name in COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name == "where" else "right")
     for one in found.processes:
-        load = found.loads.get(one.id)
-        figures = ("", "") if load is None else (str(load.sessions), f"{load.busy:.0%}")
         hours, minutes = divmod(int(now - one.since) // 60, 60)
         where = (one.address or one.node, one.metrics.rpartition(":")[2], str(one.process))
-        table.add_row(f"{one.model} {one.what}".lstrip(), *where, f"{hours}:{minutes:02}", *figures)
+        figures = (f"{hours}:{minutes:02}", str(one.sessions), f"{one.busy:.0%}")
+        table.add_row(f"{one.model} {one.what}".lstrip(), *where, *figures)
     return table
 
 

@@ -45,8 +45,7 @@ class Placement:
     """Nodes for replicas."""
 
     places: Places
-    faults: tuple[str, ...]  # what has no place, or what no node offers
-    left: tuple[str, ...]  # what each node has left then, if that may help
+    faults: tuple[str, ...]  # what has no place, what each node has left then, and what may be done
 
     def most(self, what: str) -> int:
         """Replicas of this kind on one node."""
@@ -95,25 +94,16 @@ def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
         for node in choices(need):
             if node not in at[need.what]:
                 take(need, node)
-    lacking = [need for need in needs if len(at[need.what]) < need.count]
+    faults = [_fault(need, len(at[need.what])) for need in needs if len(at[need.what]) < need.count]
     left = [_left_of(name, nodes[name], has, at) for name, has in sorted(free.items())]
-    unknown = {need.what: _unknown(need, nodes) for need in lacking}
-    faults = (_fault(need, len(at[need.what]), unknown[need.what]) for need in lacking)
     places = {what: tuple(there) for what, there in at.items()}
-    return Placement(places, tuple(faults), (*(left if not all(unknown.values()) else ()), ADVICE) if lacking else ())
+    return Placement(places, (*faults, *left, ADVICE) if faults else ())
 
 
-def _fault(need: Need, room: int, unknown: str) -> str:
+def _fault(need: Need, room: int) -> str:
     apart = ", on different nodes as they have one port" if need.most == 1 else ""
-    wanted = f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node{apart}"
-    return f"{wanted}; {unknown or f'there is room for {room}'}"
-
-
-def _unknown(need: Need, nodes: Nodes) -> str:
-    """Resources that no node has, with those that there are; empty: there are all."""
-    offered = sorted({name for has in nodes.values() for name in has if not name.startswith(INNER)})
-    unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if not any(name in has for has in nodes.values()))
-    return f"no node offers {unknown}; offered are {', '.join(offered) or 'none'}" if unknown else ""
+    wanted = ", ".join(f"{name} {amount:g}" for name, amount in sorted(need.amounts.items())) or "nothing"
+    return f"{need.what}: {need.count} wanted, each with {wanted} on one node{apart}; there is room for {room}"
 
 
 def _left_of(node: str, whole: Amounts, free: Amounts, at: Places) -> str:
@@ -134,11 +124,6 @@ def taken(amounts: Amounts, free: Free, times: int, most: float = inf) -> bool:
     for has in at:
         has.update({name: has[name] - amount for name, amount in amounts.items()})
     return True
-
-
-def written(amounts: Amounts) -> str:
-    """As text."""
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(amounts.items())) or "nothing"
 
 
 def _times(amounts: Amounts, has: Amounts) -> float:
@@ -194,7 +179,7 @@ def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
     def faults() -> str:
         found = placed(needs, all_nodes())
         pending = [f"pending: {one}" for one in pending_nodes()] if found.faults and waiting.node_seconds else ()
-        return "\n".join((*found.faults, *found.left, *pending) or _different(needs))
+        return "\n".join((*found.faults, *pending) or _different(needs))
 
     def until() -> float:
         longest = waiting.seconds if waiting.node_seconds and pending_nodes() else 0.0

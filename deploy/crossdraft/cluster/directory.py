@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -21,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
 from crossdraft.cluster.config import Process
-from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Directory, Entry, Load, installed
+from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Directory, Entry, installed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.metrics import Exporter, Registry
 
@@ -32,6 +33,7 @@ PATIENCE = 1.0  # seconds that a process of the same node may take to answer
 DIRECTLY = build_opener(ProxyHandler({})).open  # no proxy
 ALWAYS = -1  # restarts
 MAX_CALLS = 1000  # at once
+Load = Callable[[], tuple[int, float]]  # `sessions` and `busy` of an entry now
 
 
 def node_address() -> str:
@@ -121,7 +123,7 @@ class NodeExporter:
 
 @asynccontextmanager
 async def announced(
-    entry: Entry, load: Callable[[], Load] = Load, heard: Callable[[Sequence[Entry]], None] | None = None
+    entry: Entry, load: Load = lambda: (0, 0.0), heard: Callable[[Sequence[Entry]], None] | None = None
 ) -> AsyncIterator[None]:
     """Keeps the process in the directory during the block, with what `load` says each time; `heard` gets all entries
     each time."""
@@ -131,7 +133,8 @@ async def announced(
         level = logging.WARNING
         while True:
             try:
-                port, entries = await directory.ask("announce", entry, load())
+                sessions, busy = load()
+                port, entries = await directory.ask("announce", replace(entry, sessions=sessions, busy=busy))
                 await exporter.update(entry.node, port, entries)
                 if heard is not None:
                     heard(entries)

@@ -12,7 +12,7 @@ from crossdraft.cluster.config import ANY_PORT, Process
 from crossdraft.cluster.directory import announced, entry_of, node_address
 from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies, Reply
 from crossdraft.cluster.serve_grpc import keep_alive
-from crossdraft.cluster.status import Entry, Load, Role
+from crossdraft.cluster.status import Entry, Role
 from crossdraft.config.cluster import ServedService
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
@@ -113,9 +113,9 @@ class Orchestrator:
             while True:
                 await self._use([entry for entry in await heard.get() if entry.model == self._served.name])
 
-    def _load(self) -> Load:
+    def _load(self) -> tuple[int, float]:
         outputs = 0 if self._backend is None else self._backend.running
-        return Load(outputs, outputs / self._served.max_outputs)
+        return outputs, outputs / self._served.max_outputs
 
     async def _use(self, entries: Sequence[Entry]) -> None:
         """Uses these services from now on."""

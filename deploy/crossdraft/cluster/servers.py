@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from crossdraft.cluster.capacity import CPUS, GPUS
 from crossdraft.cluster.config import ANY_PORT, Process
 from crossdraft.cluster.directory import announced, entry_of, node_address
-from crossdraft.cluster.status import Load, Role
+from crossdraft.cluster.status import Role
 from crossdraft.config.cluster import DrafterService, Grpc, Service
 from crossdraft.config.engine import NGRAM, NgramOptions
 from crossdraft.config.fields import part_of
@@ -165,12 +165,12 @@ class ServerReplica(ABC):
         self._work, self._asked = server.work, time.monotonic()
         await self._serving.enter_async_context(announced(entry_of(process, address, server.metrics), self._load))
 
-    def _load(self) -> Load:
+    def _load(self) -> tuple[int, float]:
         """Since it was asked for last; a step counts where it ends, so one that began before is more than there was."""
         (_, before), since = self._work, self._asked
         self._work, self._asked = self._server.work, time.monotonic()
         sessions, seconds = self._work
-        return Load(sessions, min(1.0, (seconds - before) / max(self._asked - since, SHORTEST)))
+        return sessions, min(1.0, (seconds - before) / max(self._asked - since, SHORTEST))
 
     @abstractmethod
     async def server(self, process: Process) -> AnyServer:

@@ -6,8 +6,8 @@ nodes with any version: nothing else of crossdraft is imported here.
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from hashlib import sha256
@@ -53,6 +53,8 @@ class Entry:
     process: int  # process id on the node
     version: str = ""  # of its crossdraft
     since: float = 0.0  # when it began to serve, seconds of the epoch
+    sessions: int = field(default=0, compare=False)  # that are open at a service now; elsewhere outputs
+    busy: float = field(default=0.0, compare=False)  # a model's share of the time; the share of outputs that are taken
 
     @property
     def what(self) -> str:
@@ -63,14 +65,6 @@ class Entry:
     def labels(self) -> dict[str, str]:
         """For Prometheus, of all its metrics."""
         return {f"crossdraft_{name}": str(getattr(self, name)) for name in ("role", "node", "process")}
-
-
-@dataclass(frozen=True)
-class Load:
-    """Of a process now."""
-
-    sessions: int = 0  # that are open at a service; elsewhere outputs
-    busy: float = 0.0  # a model's share of the time; of an orchestrator's outputs, those that are taken
 
 
 @dataclass(frozen=True, order=True)
@@ -92,7 +86,6 @@ class Deployed:
     state: str  # Serve's, of the application
     message: str  # Serve's, of the application
     deployments: tuple[Hosted, ...]
-    loads: Mapping[str, Load]  # of processes, by their ids
     pending: tuple[str, ...] = ()  # nodes that Ray sets up, where something is missing
 
     @property
@@ -102,12 +95,7 @@ class Deployed:
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
-        processes = [
-            asdict(one) | {"role": one.role.value} | asdict(self.loads.get(one.id, Load())) for one in self.processes
-        ]
-        deployments, missing = map(asdict, self.deployments), map(asdict, self.missing)
-        state = {"state": self.state, "message": self.message}
-        return {"processes": processes, **state, "deployments": [*deployments], "missing": [*missing]}
+        return asdict(self) | {"missing": [asdict(one) for one in self.missing]}
 
 
 class Directory:
@@ -116,19 +104,17 @@ class Directory:
     def __init__(self, metrics_port: int = 0) -> None:
         self._loop = asyncio.get_running_loop()
         self._settled_at = self._loop.time() + SETTLING
-        self._heard: dict[str, tuple[Entry, Load, float]] = {}  # by id, with the time of the last announcement
+        self._heard: dict[str, tuple[Entry, float]] = {}  # by id, with the time of the last announcement
         self._metrics_port = metrics_port
-        self._imported = self._loop.run_in_executor(
-            None, import_module, "ray.serve"
-        )  # for `deployed`
+        self._imported = self._loop.run_in_executor(None, import_module, "ray.serve")  # for `deployed`
 
-    async def announce(self, entry: Entry, load: Load) -> tuple[int, tuple[Entry, ...]]:
+    async def announce(self, entry: Entry) -> tuple[int, tuple[Entry, ...]]:
         """A process serves; it must announce itself again before the entry expires.
 
         Returns:
             The port on which one process of each node shows the metrics of all of it, and all entries.
         """
-        self._heard[entry.id] = (entry, load, self._loop.time())
+        self._heard[entry.id] = (entry, self._loop.time())
         return self._metrics_port, await self.entries()
 
     async def withdraw(self, id: str) -> None:
@@ -140,13 +126,12 @@ class Directory:
         await asyncio.sleep(max(0.0, self._settled_at - self._loop.time()))
         lately = self._loop.time() - EXPIRY
         self._heard = {id: known for id, known in self._heard.items() if known[-1] > lately}
-        found = (entry for entry, *_ in self._heard.values())
+        found = (entry for entry, _ in self._heard.values())
         return tuple(sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process)))
 
     async def deployed(self) -> Deployed:
         """What runs now. Serve is asked here, as who asks would take longer to import it than for all else."""
-        entries = await self.entries()
-        return await asyncio.to_thread(deployed_with, entries, {id: load for id, (_, load, _) in self._heard.items()})
+        return await asyncio.to_thread(deployed_with, await self.entries())
 
 
 def deployed() -> Deployed:
@@ -156,18 +141,18 @@ def deployed() -> Deployed:
     try:
         directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
     except ValueError:  # it is not started yet, or has ended
-        return deployed_with((), {})
+        return deployed_with(())
     found: Deployed = ray.get(directory.deployed.remote())
     return found
 
 
-def deployed_with(entries: tuple[Entry, ...], loads: Mapping[str, Load]) -> Deployed:
+def deployed_with(entries: tuple[Entry, ...]) -> Deployed:
     """These, and what Serve says; raises ValueError if it has no such application."""
     found = application_status()
     if found is None:
         raise ValueError("there is no application of this name")
     deployments = tuple(sorted(hosted(name, one) for name, one in found.deployments.items()))
-    whole = Deployed(entries, found.status.value, in_short(found.message), deployments, loads)
+    whole = Deployed(entries, found.status.value, in_short(found.message), deployments)
     return replace(whole, pending=pending_nodes()) if whole.missing else whole
 
 
