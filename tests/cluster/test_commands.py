@@ -67,10 +67,11 @@ def test_replicas_that_serve_ends_because_there_are_to_be_fewer_are_not_missing(
     assert hosted("Target", fewer) == Hosted("Target", "DOWNSCALING", 1, 2, "")
 
 
-def test_of_what_ray_says_there_are_the_first_and_the_last_line() -> None:
+def test_what_ray_says_is_said_without_tracebacks() -> None:
     dump = 'The deployment failed to start.\n  File "x.py", line 1\nTraceback:\n\nValueError: there is no folder\n'
     assert in_short(dump) == "The deployment failed to start. … ValueError: there is no folder"
-    assert (in_short("one line\n"), in_short("")) == ("one line", "")
+    of_ours = "Deploying app failed:\ntarget: 5 wanted\nadd nodes"
+    assert (in_short(of_ours), in_short("one line\n"), in_short("")) == (of_ours, "one line", "")
 
 
 @pytest.mark.full

@@ -1,7 +1,10 @@
 """What Serve is to run when a configuration comes, and in what order."""
 
 import socket
+import sys
 import time
+import traceback
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -178,6 +181,22 @@ def test_a_load_is_never_more_than_all_of_the_time() -> None:
     """Though a step that began before the load was last asked for counts whole."""
     replica: Any = SimpleNamespace(_work=(0, 0.0), _asked=time.monotonic(), _server=SimpleNamespace(work=(2, 5.0)))
     assert servers.ServerReplica._load(replica) == (2, 1.0)
+
+
+async def test_serve_shows_the_text_alone_of_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(servers.ModelReplica):
+        async def server(self, process: Process) -> Any:
+            raise ValueError("there is no device nowhere")
+
+    monkeypatch.setattr(servers, "node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(servers, "logged", lambda _: nullcontext())
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
+    made: Any = Wrong.__new__(Wrong)
+    monkeypatch.delattr(servers.ServerReplica, "__del__")
+    with pytest.raises(ValueError, match="nowhere") as raised:
+        await made.__init__(named(of(BEFORE), "Target-small"))
+    said = traceback.format_exception(raised.value)  # as Serve does
+    assert said == ["ValueError: there is no device nowhere\n"]
 
 
 def test_of_a_drafter_those_outputs_count_that_it_drafts_for_or_that_wait_for_it() -> None:

@@ -76,7 +76,7 @@ class Orchestrator:
         self._metrics.began(resumed=bool(request.generation.committed))
         outcome = ABANDONED
         try:
-            async with aclosing(batched(self._output(request))) as batches:
+            async with aclosing(batched((await self._opened()).stream(request))) as batches:
                 async for replies in batches:
                     yield replies
             outcome = FINISHED
@@ -90,12 +90,6 @@ class Orchestrator:
         """Serve calls it; raises RuntimeError if the directory is not followed any more."""
         if self._following.done():
             raise RuntimeError("the directory is not followed any more") from self._following.exception()
-
-    async def _output(self, request: OutputRequest) -> AsyncGenerator[Reply, None]:
-        backend = await self._opened()
-        async with aclosing(backend.stream(request)) as items:
-            async for item in items:
-                yield item
 
     async def _opened(self) -> LocalBackend:
         """Serve may send requests before the first target is known."""

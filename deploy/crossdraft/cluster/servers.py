@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import secrets
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
@@ -156,8 +157,12 @@ class ServerReplica(ABC):
         self._serving = AsyncExitStack()
         self._serving.enter_context(logged(process.log_format))
         node = node_address()
-        self._server = server = await self.server(process)
-        await server.start()
+        try:
+            self._server = server = await self.server(process)
+            await server.start()
+        except (ValueError, CannotListen):
+            sys.tracebacklimit = 0  # of this process, which ends: Serve shows the traceback, and the text says it all
+            raise
         self._serving.push_async_callback(server.drain)
         freeze_heap()
         host, _, port = server.address.rpartition(":")

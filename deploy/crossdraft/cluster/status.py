@@ -182,9 +182,10 @@ def hosted(name: str, deployment: Any) -> Hosted:
 
 
 def in_short(text: str) -> str:
-    """The first and the last line of what Ray says, without the traceback between them."""
+    """What Ray says; if there is a traceback in it, the first and the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:])))
+    dump = any(line.startswith("Traceback") for line in lines)
+    return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:]))) if dump else "\n".join(lines)
 
 
 @cache
