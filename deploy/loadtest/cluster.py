@@ -6,8 +6,8 @@
 Run it in a checkout on a node of the cluster, with the Python that crossdraft is installed for there; the load test is
 the checkout's. Nodes are addresses as `crossdraft status` shows them. The file's first model, with one replica of each
 kind, is deployed in place of what runs (its other resources stay as they are), and stays until the next `crossdraft
-deploy`. Requests go to the front, and are drafted in lock-step rounds (-k 5) whether or not that pays. `--keep` measures
-what is deployed already.
+deploy`. Requests go to the front, and are drafted in lock-step rounds (-k 5) whether or not that pays. `--keep`
+measures what is deployed already.
 """
 
 import argparse
