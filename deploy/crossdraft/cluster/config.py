@@ -301,7 +301,7 @@ class Process:
         counted = isinstance(self.own, Service) and self.replicas.min < self.replicas.max
         shown = repr((installed(), alone, counted, [_digest(path) for path in self.files]))
         assert " at 0x" not in shown, shown  # an address differs between processes
-        return _sha256(shown.encode())[:DIGEST_LENGTH]
+        return sha256(shown.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def processes_of(configuration: Configuration) -> tuple[Process, ...]:
@@ -349,10 +349,6 @@ def deployment_name(role: str, *names: str) -> str:
 def _digest(path: Path) -> str:
     """Of a file's content; empty for one that is on other nodes only."""
     try:
-        return _sha256(path.read_bytes())
+        return sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-def _sha256(raw: bytes) -> str:
-    return sha256(raw).hexdigest()

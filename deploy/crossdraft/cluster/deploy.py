@@ -112,15 +112,14 @@ class _Mark:
 
 
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
-    """What is to be served, once nodes have room, models, files and ports for all that does not serve so already; and
-    what Serve runs now. Raises NotServedError."""
+    """What is to be served, once nodes have room, models, files and ports for what is new; and what Serve runs now.
+    Raises NotServedError."""
     plan = capacity.await_nodes(processes_of(configuration), waiting)
-    wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
-    serving = {} if found is None else {name: one.status.value == HEALTHY for name, one in found.deployments.items()}
-    versions = {one.version for one in before if serving.get(one.deployment)}
+    wanted, before = replicas_of(configuration, plan), deployed_before()
+    versions = versions_of(before)
     checks: dict[str, list[Process]] = {}
     for one in wanted:
-        if one.role is not Role.DIRECTORY and one.version not in versions:
+        if one.role is not Role.DIRECTORY and one.version != versions.get(one.deployment):
             for node in {*plan.places[one.what]}:
                 checks.setdefault(node, []).append(one)
     if checks:

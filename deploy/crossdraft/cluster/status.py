@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,7 @@ def on_disk() -> str:
     for name, path in sorted(_files()):
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
-    return f"{_version()}+{digest.hexdigest()[:SHOWN]}"
+    return f"{version(PACKAGE)}+{digest.hexdigest()[:SHOWN]}"
 
 
 def _files() -> Iterator[tuple[str, Path]]:
@@ -214,10 +214,3 @@ def _files() -> Iterator[tuple[str, Path]]:
             for path in init.parent.rglob("*"):
                 if COMPILED not in path.parts and path.is_file() and init.parent.name != LABORATORY:
                     yield path.relative_to(folder).as_posix(), path
-
-
-def _version() -> str:
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:
-        return "0"
