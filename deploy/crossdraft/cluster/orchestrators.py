@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge
 
 from crossdraft.cluster.config import ANY_PORT, Process
 from crossdraft.cluster.directory import announced, entry_of, node_address
-from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies, Reply
+from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Reply
 from crossdraft.cluster.serve_grpc import keep_alive
 from crossdraft.cluster.status import Entry, Role
 from crossdraft.config.cluster import ServedService
@@ -68,21 +68,21 @@ class Orchestrator:
         except EXPECTED as error:
             return Refusal(error)
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Reply, None]:
         """The replies of one output. Errors that fronts expect are replies, too."""
-        yield (self._began,)
+        yield self._began
         with about(request=request.id):
             log.info("output requested: %d tokens are committed", len(request.generation.committed))
         self._metrics.began(resumed=bool(request.generation.committed))
         outcome = ABANDONED
         try:
-            async with aclosing(batched((await self._opened()).stream(request))) as batches:
-                async for replies in batches:
-                    yield replies
+            async with aclosing((await self._opened()).stream(request)) as replies:
+                async for reply in replies:
+                    yield reply
             outcome = FINISHED
         except EXPECTED as error:
             outcome = type(error).__name__
-            yield (Refusal(error),)
+            yield Refusal(error)
         finally:
             self._metrics.ended(outcome)
 
@@ -135,35 +135,6 @@ class Orchestrator:
             NamedDrafter(one.name, tuple(entry.address for entry in there if entry.name == one.name), one.trusted)
             for one in self._served.drafters
         ]
-
-
-async def batched(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[tuple[Reply, ...], None]:
-    """The same replies in order, all that came since the last batch in one, as a message costs more than what it
-    carries.
-
-    A reply waits for nothing but the reader. An error of `replies` is raised after what came before it; closing the
-    batches closes `replies`.
-    """
-    waiting: asyncio.Queue[Reply | None] = asyncio.Queue()  # None: all have come
-
-    async def read() -> None:
-        try:
-            async with aclosing(replies):
-                async for reply in replies:
-                    waiting.put_nowait(reply)
-        finally:
-            waiting.put_nowait(None)
-
-    reading, batch = asyncio.create_task(read()), list[Reply | None]()
-    try:
-        while None not in batch:
-            batch = [await waiting.get(), *(waiting.get_nowait() for _ in range(waiting.qsize()))]
-            if together := tuple(one for one in batch if one is not None):
-                yield together
-        await reading
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
 
 
 class OrchestratorMetrics:
