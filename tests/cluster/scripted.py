@@ -6,7 +6,7 @@ from functools import wraps
 from typing import NoReturn
 
 from crossdraft.client import GenerationRequest, Kind, Token
-from crossdraft.cluster.failover import Began, Lost, Reply
+from crossdraft.cluster.failover import Began, Lost, Replies, Reply
 from crossdraft.rpc.generation import Committed
 from crossdraft.serving.backend import OutputRequest
 from crossdraft.types.output import ServedModel
@@ -44,7 +44,7 @@ class Scripted:
     async def models(self) -> tuple[ServedModel, ...]:
         return (SMALL,)
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Reply, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         self.requests.append(request)
         try:
             for act in self.scripts.pop(0) if self.scripts else [Lost("nobody is there")]:
@@ -53,7 +53,7 @@ class Scripted:
                 if act is None:
                     await nothing()
                 else:
-                    yield act
+                    yield (act,)
         finally:
             self.closed += 1
 
