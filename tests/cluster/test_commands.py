@@ -19,7 +19,7 @@ from rich.console import Console
 
 from crossdraft.cli.cluster import status, table_of
 from crossdraft.cluster import capacity
-from crossdraft.cluster.deploy import alone
+from crossdraft.cluster.deploy import ASKING, alone
 from crossdraft.cluster.status import Deployed, Entry, Hosted, Role, deployed_with, hosted, in_short
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
 
@@ -94,6 +94,7 @@ def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
     done = cluster.command("deploy", cluster.file(cluster.configuration()))
     assert done.returncode == 0, done.stderr
     assert _lines(done) == [
+        ASKING,
         f"HTTP at 127.0.0.1:{cluster.http} of every node with an http front; `crossdraft status` shows which",
         f"gRPC at port {cluster.grpc}; `crossdraft status` shows on which node",
     ]

@@ -56,6 +56,7 @@ DRAINED_INTERVAL = 0.1  # seconds between two looks whether a replica that ends 
 BEYOND_GRACE = 15.0  # seconds after the grace period until a replica that has not ended is killed
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
+ASKING = "asking the nodes whether they have room, this crossdraft, models, files and free ports"
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
 UNDO_SECONDS = 600.0  # for what is started again after a deployment has failed
 # For nodes: on Kubernetes Serve begins with the first pod. Serve says nothing meanwhile.
@@ -114,6 +115,7 @@ class _Mark:
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
     """What is to be served, once nodes have room, models, files and ports for what is new; and what Serve runs now.
     Raises NotServedError."""
+    waiting.say(ASKING)
     plan = capacity.await_nodes(processes_of(configuration), waiting)
     wanted, before = replicas_of(configuration, plan), deployed_before()
     versions = versions_of(before)
@@ -122,8 +124,6 @@ def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes,
         if one.role is not Role.DIRECTORY and one.version != versions.get(one.deployment):
             for node in {*plan.places[one.what]}:
                 checks.setdefault(node, []).append(one)
-    if checks:
-        waiting.say(f"asking {len(checks)} nodes for models, files and free ports")
     faults = capacity.asked(faults_of, {node: (node, of) for node, of in checks.items()})
     if any(faults.values()):
         raise NotServedError("\n".join(filter(None, faults.values())))
