@@ -187,7 +187,9 @@ async def test_serve_shows_the_text_alone_of_what_cannot_be_served(monkeypatch: 
     monkeypatch.setattr(servers, "node_address", lambda: "127.0.0.1")
     monkeypatch.setattr(servers, "logged", lambda _: nullcontext())
     monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
-    replica: Any = SimpleNamespace(server=AsyncMock(side_effect=ValueError("there is no device nowhere")))
+    wrong = ValueError("there is no device nowhere")
+    wrong.__cause__ = RuntimeError("a library's")
+    replica: Any = SimpleNamespace(server=AsyncMock(side_effect=wrong))
     with pytest.raises(ValueError, match="nowhere") as raised:
         await servers.ServerReplica.__init__(replica, named(of(BEFORE), "Target-small"))  # type: ignore[func-returns-value]
     assert traceback.format_exception(raised.value) == ["ValueError: there is no device nowhere\n"]  # as Serve does

@@ -160,9 +160,9 @@ class ServerReplica(ABC):
         try:
             self._server = server = await self.server(process)
             await server.start()
-        except (ValueError, CannotListen):
+        except (ValueError, CannotListen) as error:
             sys.tracebacklimit = 0  # of this process, which ends: Serve shows the traceback, and the text says it all
-            raise
+            raise error from None
         self._serving.push_async_callback(server.drain)
         freeze_heap()
         host, _, port = server.address.rpartition(":")
