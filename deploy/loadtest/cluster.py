@@ -3,14 +3,16 @@
 
     cluster.py CONFIG --front NODE --orchestrator NODE --target NODE --drafter NODE [options of `crossdraft loadtest`]
 
-Run it with crossdraft's own Python on a node of the cluster; nodes are addresses as `crossdraft status` shows them. The
-file's first model, with one replica of each kind, is deployed in place of what runs (its other resources stay as they
-are), and stays until the next `crossdraft deploy`. Requests go to the front, and are drafted in lock-step rounds
-(-k 5) whether or not that pays. `--keep` measures what is deployed already.
+Run it in a checkout on a node of the cluster, with the Python that crossdraft is installed for there; the load test is
+the checkout's. Nodes are addresses as `crossdraft status` shows them. The file's first model, with one replica of each
+kind, is deployed in place of what runs (its other resources stay as they are), and stays until the next `crossdraft
+deploy`. Requests go to the front, and are drafted in lock-step rounds (-k 5) whether or not that pays. `--keep`
+measures what is deployed already.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from typing import Any
 import yaml
 
 ROLES = ("http", "orchestrator", "target", "drafter")
+LABORATORY = Path(__file__).resolve().parents[2] / "lab"  # which a node's wheel has not
 COMMAND = (sys.executable, "-m", "crossdraft.cli")
 MUCH = 0.001  # of a node's own resource, which is 1
 FIGURES = (("TTFT", "first_token_ms"), ("TPOT", "per_token_ms"), ("client to front and back", "front_ms"))
@@ -46,7 +49,8 @@ def placed(configuration: dict[str, Any], nodes: dict[str, str]) -> dict[str, An
 
 def crossdraft(*words: str) -> str:
     """Runs a command; what it wrote on stdout. Its errors go to stderr."""
-    return subprocess.run([*COMMAND, *words], stdout=subprocess.PIPE, text=True, check=True).stdout
+    with_laboratory = os.environ | {"PYTHONPATH": str(LABORATORY)}
+    return subprocess.run([*COMMAND, *words], env=with_laboratory, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def where() -> dict[str, list[str]]:

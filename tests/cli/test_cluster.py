@@ -20,11 +20,6 @@ SMALLEST = "models:\n  - name: small\n    target: {model: bundled:target}\n"
     [
         (SMALLEST, ""),
         (SMALLEST + "port: 1\n", "small.yaml, line 4: port: there is no such field; there are models, http, grpc"),
-        (SMALLEST + "security:\n  api_keys: none.txt\n", "small.yaml, line 5: security.api_keys: "),
-        (
-            SMALLEST + "security:\n  tls:\n    ca: none.pem\n    cert: small.yaml\n    key: small.yaml\n",
-            "small.yaml, line 6: security.tls.ca: there is no file ",
-        ),
     ],
 )
 def test_a_configuration_is_checked_without_a_cluster(cli: Cli, tmp_path: Path, text: str, complaint: str) -> None:

@@ -8,13 +8,19 @@ from io import StringIO
 
 import pytest
 from ray.serve._private.common import ReplicaState
-from ray.serve.schema import DeploymentStatus, DeploymentStatusOverview, DeploymentStatusTrigger
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    DeploymentStatusTrigger,
+)
 from rich.console import Console
 
 from crossdraft.cli.cluster import status, table_of
 from crossdraft.cluster import capacity
-from crossdraft.cluster.deploy import alone
-from crossdraft.cluster.status import Deployed, Entry, Hosted, Load, Role, hosted, in_short
+from crossdraft.cluster.deploy import ASKING, alone
+from crossdraft.cluster.status import Deployed, Entry, Hosted, Role, deployed_with, hosted, in_short
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
 
 
@@ -24,13 +30,13 @@ def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster)
     for one in cluster.entries():
         assert any({one.address or one.node, str(one.process)} <= set(line.split()) for line in _lines(done))
     assert f"Orchestrator-{MODEL}: healthy, 2 replicas" in _lines(done)
-    assert {f"{name}: healthy, 1 replicas" for name in ("Directory", "Http", "Grpc")} <= {*_lines(done)}
+    assert {f"{name}: healthy, 1 replica" for name in ("Directory", "Http", "Grpc")} <= {*_lines(done)}
 
 
 def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
     address = "192.168.100.101:65535"
-    entry = Entry("t", Role.DRAFTER, MODEL, "of-a-long-name", address, "x:65534", "x", 1234567, "0.1.0+a", 1000.0)
-    found = Deployed((entry,), "RUNNING", "", (), {"t": Load(12, 0.345)})
+    of = (Role.DRAFTER, MODEL, "of-a-long-name", address, "x:65534", "x", 1234567, "0.1.0+a", 1000.0)
+    found = Deployed((Entry("t", *of, sessions=12, busy=0.345),), "RUNNING", "", ())
     console = Console(width=80, file=StringIO(), highlight=False)
     console.print(table_of(found, 1000.0 + 3 * 86400 + 4 * 3600))
     written = console.file.getvalue().splitlines()
@@ -42,14 +48,17 @@ def test_status_names_nodes_that_are_set_up_where_something_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("crossdraft.cli.cluster._cluster", lambda _: nullcontext())
-    monkeypatch.setattr(capacity, "pending_nodes", lambda: ("10.77.0.2 waiting-for-ssh",))
-    for configured, named in ((2, True), (1, False)):
-        one = Hosted("Target", "UNHEALTHY", 1, configured, "")
-        monkeypatch.setattr(
-            "crossdraft.cluster.status.deployed", lambda one=one: Deployed((), "RUNNING", "", (one,), {})
-        )
+    monkeypatch.setattr("crossdraft.cluster.status.pending_nodes", lambda: ("10.77.0.2 waiting-for-ssh",))
+    for state, named in ((ReplicaState.STARTING, True), (ReplicaState.STOPPING, False)):
+        states = {ReplicaState.RUNNING: 1, state: 1}
+        one = DeploymentStatusOverview(DeploymentStatus.UNHEALTHY, DeploymentStatusTrigger.UNSPECIFIED, states, "")
+        found = ApplicationStatusOverview(ApplicationStatus.RUNNING, "", 0.0, {"Target": one})
+        monkeypatch.setattr("crossdraft.cluster.status.application_status", lambda found=found: found)
+        monkeypatch.setattr("crossdraft.cluster.status.deployed", lambda: deployed_with(()))
         status("auto", as_json=False)
-        assert ("Ray sets up a node: 10.77.0.2 waiting-for-ssh" in capsys.readouterr().out.splitlines()) == named
+        lines = capsys.readouterr().out.splitlines()
+        assert "Target: unhealthy, 1 replica" in lines
+        assert ("Ray sets up a node: 10.77.0.2 waiting-for-ssh" in lines) == named
 
 
 def test_replicas_that_serve_ends_because_there_are_to_be_fewer_are_not_missing() -> None:
@@ -58,10 +67,11 @@ def test_replicas_that_serve_ends_because_there_are_to_be_fewer_are_not_missing(
     assert hosted("Target", fewer) == Hosted("Target", "DOWNSCALING", 1, 2, "")
 
 
-def test_of_what_ray_says_there_are_the_first_and_the_last_line() -> None:
+def test_what_ray_says_is_said_without_tracebacks() -> None:
     dump = 'The deployment failed to start.\n  File "x.py", line 1\nTraceback:\n\nValueError: there is no folder\n'
     assert in_short(dump) == "The deployment failed to start. … ValueError: there is no folder"
-    assert (in_short("one line\n"), in_short("")) == ("one line", "")
+    of_ours = "Deploying app failed:\ntarget: 5 wanted\nadd nodes"
+    assert (in_short(of_ours), in_short("one line\n"), in_short("")) == (of_ours, "one line", "")
 
 
 @pytest.mark.full
@@ -84,6 +94,7 @@ def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
     done = cluster.command("deploy", cluster.file(cluster.configuration()))
     assert done.returncode == 0, done.stderr
     assert _lines(done) == [
+        ASKING,
         f"HTTP at 127.0.0.1:{cluster.http} of every node with an http front; `crossdraft status` shows which",
         f"gRPC at port {cluster.grpc}; `crossdraft status` shows on which node",
     ]

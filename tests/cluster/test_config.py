@@ -37,14 +37,6 @@ def test_what_is_wrong_in_a_file_of_serves_is_said_with_its_line() -> None:
         parse("applications: [{name: crossdraft}]\n")
 
 
-def test_a_key_file_that_is_missing_is_said_with_its_line_in_a_file_of_serves_too(tmp_path: Path) -> None:
-    path = tmp_path / "serve.yaml"
-    path.write_text(SHIPPED.read_text("utf-8") + "    security:\n      api_keys: none.txt\n")
-    line = len(path.read_text("utf-8").splitlines())
-    with pytest.raises(ConfigurationError, match=rf"line {line}: security\.api_keys: "):
-        load(path)
-
-
 def test_values_keep_their_types() -> None:
     text = SMALLEST + "http: {port: 0}\nlog_format: plain\nsecurity: {api_keys: keys.txt}\n"
     made = parse(text)

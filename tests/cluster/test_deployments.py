@@ -1,13 +1,16 @@
 """What Serve is to run when a configuration comes, and in what order."""
 
 import socket
+import sys
 import time
+import traceback
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from ray.serve._private import application_state
@@ -18,7 +21,6 @@ from crossdraft.cluster.capacity import NotServedError, needs_of, placed
 from crossdraft.cluster.config import Process, parse, processes_of
 from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
 from crossdraft.cluster.servers import OUTPUTS, by_outputs, check, ongoing
-from crossdraft.cluster.status import Load
 from crossdraft.config.cluster import Scale
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.types.statistics import ModelStatistics
@@ -178,7 +180,19 @@ def test_replicas_follow_the_outputs_that_they_have() -> None:
 def test_a_load_is_never_more_than_all_of_the_time() -> None:
     """Though a step that began before the load was last asked for counts whole."""
     replica: Any = SimpleNamespace(_work=(0, 0.0), _asked=time.monotonic(), _server=SimpleNamespace(work=(2, 5.0)))
-    assert servers.ServerReplica._load(replica) == Load(2, 1.0)
+    assert servers.ServerReplica._load(replica) == (2, 1.0)
+
+
+async def test_serve_shows_the_text_alone_of_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(servers, "logged", lambda _: nullcontext())
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
+    wrong = ValueError("there is no device nowhere")
+    wrong.__cause__ = RuntimeError("a library's")
+    replica: Any = SimpleNamespace(server=AsyncMock(side_effect=wrong))
+    with pytest.raises(ValueError, match="nowhere") as raised:
+        await servers.ServerReplica.__init__(replica, named(of(BEFORE), "Target-small"))  # type: ignore[func-returns-value]
+    assert traceback.format_exception(raised.value) == ["ValueError: there is no device nowhere\n"]  # as Serve does
 
 
 def test_of_a_drafter_those_outputs_count_that_it_drafts_for_or_that_wait_for_it() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from crossdraft.cluster import directory
-from crossdraft.cluster.directory import EXPIRY, SETTLING, Directory, FarDirectory, announced
+from crossdraft.cluster.directory import FarDirectory, announced
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
-from crossdraft.cluster.status import Entry, Load, Role
+from crossdraft.cluster.status import EXPIRY, SETTLING, Directory, Entry, Role
 from crossdraft.rpc.metrics import Exporter
 from tests.cluster.scripted import now, simulated
 from tests.serving.exposed import faults, samples
@@ -24,39 +24,36 @@ ORCHESTRATOR = Entry("o", Role.ORCHESTRATOR, "small", "", "", "", "10.0.0.1", 2)
 
 
 @simulated
-async def test_only_changes_are_counted_and_who_withdraws_is_gone() -> None:
-    directory = Directory()
-    before, _ = await directory.entries()
-    for one in (TARGET, TARGET, DRAFTER):
-        await directory.announce(one, Load())
-    assert await directory.entries() == (before + 2, (DRAFTER, TARGET))
+async def test_who_announces_itself_hears_of_all_and_who_withdraws_is_gone() -> None:
+    directory = Directory(9400)
+    for one in (TARGET, DRAFTER):
+        await directory.announce(one)
     again = replace(TARGET, address="10.0.0.1:7001", process=2)  # it was started again
-    await directory.announce(again, Load(7))
-    assert await directory.entries() == (before + 3, (DRAFTER, again))
+    assert await directory.announce(replace(again, sessions=7)) == (9400, (DRAFTER, again))
     for _ in range(2):
         await directory.withdraw(TARGET.id)
-        assert await directory.entries() == (before + 4, (DRAFTER,))
+        assert await directory.entries() == (DRAFTER,)
 
 
 @simulated
 async def test_who_is_silent_is_forgotten() -> None:
     directory = Directory()
-    await directory.announce(TARGET, Load())
-    await asyncio.sleep(3.0)
-    await directory.announce(DRAFTER, Load())
-    await asyncio.sleep(EXPIRY - 3.0)
-    version, found = await directory.entries()
-    assert found == (DRAFTER, TARGET)
-    assert await directory.entries(version, 5.0) == (version + 1, (DRAFTER,))
-    assert EXPIRY < now() < EXPIRY + 2
+    await directory.announce(TARGET)  # until it has settled
+    await directory.announce(DRAFTER)
+    await asyncio.sleep(EXPIRY - SETTLING - 0.5)
+    assert await directory.entries() == (DRAFTER, TARGET)
+    await asyncio.sleep(1.0)
+    assert await directory.entries() == (DRAFTER,)
 
 
 @simulated
-async def test_a_new_one_is_not_asked_before_it_has_heard_of_everybody() -> None:
+async def test_a_new_one_answers_nobody_before_it_has_heard_of_everybody() -> None:
     began = now()
     directory = Directory()
-    await directory.entries()
-    assert now() == began + SETTLING
+    heard = asyncio.create_task(directory.announce(TARGET))
+    await asyncio.sleep(1.0)
+    await directory.announce(DRAFTER)
+    assert (now(), await heard) == (began + SETTLING, (0, (DRAFTER, TARGET)))
     await directory.entries()
     assert now() == began + SETTLING
 
@@ -65,7 +62,7 @@ def in_this_process(actor: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory of all that is announced."""
 
     class Near(FarDirectory):
-        async def ask(self, method: str, *given: object, wait: float = 0.0) -> Any:
+        async def ask(self, method: str, *given: object) -> Any:
             return await getattr(actor, method)(*given)
 
     monkeypatch.setattr(directory, "FarDirectory", Near)

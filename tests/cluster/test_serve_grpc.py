@@ -12,8 +12,9 @@ from ray.serve._private import replica
 from ray.serve._private.request_router import replica_wrapper
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
 
-from crossdraft.cluster import serve_grpc
+from crossdraft.cluster import failover, serve_grpc
 from crossdraft.cluster.serve_grpc import AVOID_SECONDS, Elsewhere
+from crossdraft.rpc.transport import CLIENT_OPTIONS
 from tests.cluster.scripted import nothing
 from tests.rpc.proxy import Link
 
@@ -58,6 +59,13 @@ print(*(make.func.__name__ for make in ({made})))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["_made", "_made"], done.stderr
+
+
+def test_of_the_five_seconds_that_a_lost_host_may_cost_one_is_left_for_computing_the_text_again() -> None:
+    limits = dict(CLIENT_OPTIONS)
+    longest = 1000 + limits["grpc.http2.ping_timeout_ms"] + limits["grpc.min_reconnect_backoff_ms"]
+    assert limits["grpc.keepalive_time_ms"] <= 1000  # gRPC sends a ping a second at most
+    assert longest / 1000 + failover.PAUSE <= 4.0
 
 
 async def test_replicas_that_are_avoided_are_chosen_only_where_there_are_no_others(

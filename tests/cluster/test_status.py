@@ -16,6 +16,7 @@ def test_a_package_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (part / "__init__.py").write_text("ONE = 1\n")
     monkeypatch.syspath_prepend(tmp_path / "one")
     monkeypatch.setattr(status, "PACKAGE", "invented_package")
+    monkeypatch.setattr(status, "version", lambda _: "1")
     before = status.on_disk()
     (part / "__pycache__" / "__init__.pyc").write_bytes(b"compiled")
     assert status.on_disk() == before

@@ -28,6 +28,7 @@ AUTO = "auto"
 COLUMNS = ("where", "metrics", "pid", "up h:m", "sessions", "load")
 CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
 HEAD_SECONDS = 15.0  # for a head to answer that is reached
+CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of a head
 OTHER_VERSION = "Version mismatch"  # in an error of Ray's
 NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
 NO_CLUSTER = (
@@ -76,14 +77,12 @@ def exposed(wanted: "Configuration") -> Iterator[str]:
 def status(address: str, as_json: bool) -> None:
     """Prints what runs. Raises CommandFailed if nothing is deployed."""
     with _cluster(address):
-        from crossdraft.cluster.capacity import pending_nodes
         from crossdraft.cluster.status import deployed
 
         try:
             found = deployed()
         except ValueError as error:
             raise CommandFailed(NOT_DEPLOYED) from error
-        pending = pending_nodes() if found.missing else ()
     if as_json:
         print(json.dumps(found.plain()))
         return
@@ -96,11 +95,12 @@ def status(address: str, as_json: bool) -> None:
     if found.state != "RUNNING":
         print(f"Ray Serve says of the application: {found.state.lower().replace('_', ' ')} {found.message}".rstrip())
     for one in found.deployments:
-        print(f"{one.name}: {one.state.lower()}, {one.replicas} replicas {one.message}".rstrip())
+        replicas = "1 replica" if one.replicas == 1 else f"{one.replicas} replicas"
+        print(f"{one.name}: {one.state.lower()}, {replicas} {one.message}".rstrip())
     for one in found.missing:
         few = f"{one.name}: {one.replicas} of {one.configured} serve"
         print(f"{few}; the rest is being started, or waits for a node with room")
-    for node in pending:
+    for node in found.pending:
         print(f"Ray sets up a node: {node}")
 
 
@@ -110,11 +110,10 @@ def table_of(found: "Deployed", now: float) -> Table:
     for name in COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name == "where" else "right")
     for one in found.processes:
-        load = found.loads.get(one.id)
-        figures = ("", "") if load is None else (str(load.sessions), f"{load.busy:.0%}")
         hours, minutes = divmod(int(now - one.since) // 60, 60)
         where = (one.address or one.node, one.metrics.rpartition(":")[2], str(one.process))
-        table.add_row(f"{one.model} {one.what}".lstrip(), *where, f"{hours}:{minutes:02}", *figures)
+        figures = (f"{hours}:{minutes:02}", str(one.sessions), f"{one.busy:.0%}")
+        table.add_row(f"{one.model} {one.what}".lstrip(), *where, *figures)
     return table
 
 
@@ -187,9 +186,11 @@ def _check_answers(head: str | None) -> None:
     if head is None or os.environ.get("RAY_USE_TLS", "0") != "0":
         return
     with grpc.insecure_channel(head, [("grpc.enable_http_proxy", 0)]) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(HEAD_SECONDS)
-        except grpc.FutureTimeoutError as error:
+        try:  # any answer will do
+            channel.unary_unary(CHECK, None, None)(b"", timeout=HEAD_SECONDS, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                return
             raise CommandFailed(
                 f"the head of the Ray cluster does not answer at {head} after {HEAD_SECONDS:.0f} s: look at that "
                 "machine, or start Ray there again"

@@ -4,7 +4,6 @@ Room is sought before anything starts, as Serve waits for it, and says what a re
 Where replicas start is Serve's choice; of some deployments a node takes only as many as are placed on it here.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,12 @@ from math import inf
 from typing import Any
 
 import ray
-from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayError
-from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from crossdraft.cluster.config import Process
-from crossdraft.cluster.status import Role, installed, on_disk
+from crossdraft.cluster.status import Role, installed, on_disk, pending_nodes
 from crossdraft.config.cluster import Resources
 
 CPUS, GPUS = "CPU", "GPU"  # as Ray names them
@@ -48,8 +45,7 @@ class Placement:
     """Nodes for replicas."""
 
     places: Places
-    faults: tuple[str, ...]  # what has no place, or what no node offers
-    left: tuple[str, ...]  # what each node has left then, if that may help
+    faults: tuple[str, ...]  # what has no place, what each node has left then, and what may be done
 
     def most(self, what: str) -> int:
         """Replicas of this kind on one node."""
@@ -98,25 +94,16 @@ def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
         for node in choices(need):
             if node not in at[need.what]:
                 take(need, node)
-    lacking = [need for need in needs if len(at[need.what]) < need.count]
+    faults = [_fault(need, len(at[need.what])) for need in needs if len(at[need.what]) < need.count]
     left = [_left_of(name, nodes[name], has, at) for name, has in sorted(free.items())]
-    unknown = {need.what: _unknown(need, nodes) for need in lacking}
-    faults = (_fault(need, len(at[need.what]), unknown[need.what]) for need in lacking)
     places = {what: tuple(there) for what, there in at.items()}
-    return Placement(places, tuple(faults), (*(left if not all(unknown.values()) else ()), ADVICE) if lacking else ())
+    return Placement(places, (*faults, *left, ADVICE) if faults else ())
 
 
-def _fault(need: Need, room: int, unknown: str) -> str:
+def _fault(need: Need, room: int) -> str:
     apart = ", on different nodes as they have one port" if need.most == 1 else ""
-    wanted = f"{need.what}: {need.count} wanted, each with {written(need.amounts)} on one node{apart}"
-    return f"{wanted}; {unknown or f'there is room for {room}'}"
-
-
-def _unknown(need: Need, nodes: Nodes) -> str:
-    """Resources that no node has, with those that there are; empty: there are all."""
-    offered = sorted({name for has in nodes.values() for name in has if not name.startswith(INNER)})
-    unknown = ", ".join(f"`{name}`" for name in sorted(need.amounts) if not any(name in has for has in nodes.values()))
-    return f"no node offers {unknown}; offered are {', '.join(offered) or 'none'}" if unknown else ""
+    wanted = ", ".join(f"{name} {amount:g}" for name, amount in sorted(need.amounts.items())) or "nothing"
+    return f"{need.what}: {need.count} wanted, each with {wanted} on one node{apart}; there is room for {room}"
 
 
 def _left_of(node: str, whole: Amounts, free: Amounts, at: Places) -> str:
@@ -139,18 +126,14 @@ def taken(amounts: Amounts, free: Free, times: int, most: float = inf) -> bool:
     return True
 
 
-def written(amounts: Amounts) -> str:
-    """As text."""
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(amounts.items())) or "nothing"
-
-
 def _times(amounts: Amounts, has: Amounts) -> float:
     """How many replicas fit on a node."""
     return min(((has.get(name, 0.0) + EXACT) // amount for name, amount in amounts.items()), default=inf)
 
 
-POLL_SECONDS = 1.0
-PROGRESS_SECONDS = 15.0  # between two lines about what is waited for
+POLL_SECONDS = 0.5
+SOON_SECONDS = 5.0  # before what is waited for is said
+PROGRESS_SECONDS = 15.0  # before the same is said again
 ANSWER_SECONDS = 60.0  # for a busy node to start a process
 
 
@@ -170,52 +153,46 @@ class Waiting:
     say: Say = print
 
 
-def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
-    """Returns once there are places for all replicas, and the nodes have this process's crossdraft.
+def waited(look: Callable[[], str], until: Callable[[], float], say: Say) -> str:
+    """What `look` still finds missing at a moment of the monotonic clock; returns as soon as it finds nothing.
 
-    Raises:
-        NotServedError: nodes lack resources, or one has another crossdraft.
+    Says what is waited for: after SOON_SECONDS, when it changes, and every PROGRESS_SECONDS.
     """
-    needs = needs_of(processes)
-
-    def faults() -> Sequence[str]:
-        found = placed(needs, all_nodes())
-        return (*found.faults, *found.left) or _different(needs)
-
-    if waiting.node_seconds and faults():  # for an autoscaler, if there is one
-        request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
-    lacking = _left(faults, waiting, time.monotonic())
-    if waiting.node_seconds:
-        request_resources(bundles=[])
-    if lacking:
-        raise NotServedError("\n".join(lacking))
-    return placed(needs, all_nodes())
-
-
-def _left(faults: Callable[[], Sequence[str]], waiting: Waiting, began: float) -> Sequence[str]:
-    """What is still wrong when the time is over; returns as soon as nothing is.
-
-    Nodes that Ray's autoscaler sets up are waited for as long as all that is to be started.
-    """
-    said, told = "", began
-    while found := faults():
-        now, pending = time.monotonic(), pending_nodes() if waiting.node_seconds else ()
-        until = began + (max(waiting.node_seconds, waiting.seconds) if pending else waiting.node_seconds)
-        if now >= until:
-            break
-        text = "\n".join((*found, *(f"pending: {one}" for one in pending)))
-        if text != said or now - told >= PROGRESS_SECONDS:
-            said, told = text, now
-            waiting.say(f"waiting for nodes, {now - began:.0f} s of {until - began:.0f}:\n{text}")
+    said, told = "", time.monotonic()
+    while (found := look()) and (now := time.monotonic()) < until():
+        if now - told >= (PROGRESS_SECONDS if found == said else SOON_SECONDS):
+            said, told = found, now
+            say(found)
         time.sleep(POLL_SECONDS)
     return found
 
 
-def pending_nodes() -> tuple[str, ...]:
-    """Nodes that Ray's autoscaler has begun to set up, as `ray status` shows them; none without an autoscaler."""
-    report = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or "{}").get("autoscaler_report") or {}
-    launching = (f"{count} of type {kind}, launching" for kind, count in report.get("pending_launches", {}).items())
-    return (*(f"{ip} {state}" for ip, _, state in report.get("pending_nodes", ())), *launching)
+def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
+    """Returns once there are places for all replicas, and the nodes have this process's crossdraft. Nodes that Ray's
+    autoscaler sets up are waited for as long as all that is to be started.
+
+    Raises:
+        NotServedError: nodes lack resources, or one has another crossdraft.
+    """
+    needs, began = needs_of(processes), time.monotonic()
+
+    def faults() -> str:
+        found = placed(needs, all_nodes())
+        pending = [f"pending: {one}" for one in pending_nodes()] if found.faults and waiting.node_seconds else ()
+        return "\n".join((*found.faults, *pending) or _different(needs))
+
+    def until() -> float:
+        longest = waiting.seconds if waiting.node_seconds and pending_nodes() else 0.0
+        return began + max(waiting.node_seconds, longest)
+
+    if waiting.node_seconds and faults():  # for an autoscaler, if there is one
+        request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
+    lacking = waited(faults, until, lambda text: waiting.say(f"waiting for nodes:\n{text}"))
+    if waiting.node_seconds:
+        request_resources(bundles=[])
+    if lacking:
+        raise NotServedError(lacking)
+    return placed(needs, all_nodes())
 
 
 def _different(needs: Sequence[Need]) -> Sequence[str]:

@@ -6,7 +6,7 @@ process gets decide whether it must be replaced when another configuration is de
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -30,14 +30,13 @@ from crossdraft.config.cluster import (
     PartError,
     Resources,
     Scale,
-    Security,
     ServedService,
     Service,
 )
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import LogFormat, Waits
 from crossdraft.rpc.security import TlsFiles
-from crossdraft.serving.limits import Keys, KeysError
+from crossdraft.serving.limits import Keys
 from crossdraft.types.messages import checked_settings
 
 log = logging.getLogger(__name__)
@@ -56,29 +55,21 @@ SETTINGS = "models.target.override_generation_config"
 
 
 def load(path: Path) -> Configuration:
-    """Reads a file; paths in it are relative to its folder. Keys and certificates, which all nodes have, must be here,
-    too.
-
-    Raises:
-        ConfigurationError: it cannot be read, is not YAML, or has errors.
-    """
+    """Reads a file; paths in it are relative to its folder. Raises ConfigurationError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error
-    return parse(text, str(path), path.absolute().parent, _check_security)
+    return parse(text, str(path), path.absolute().parent)
 
 
-def parse(
-    text: str, name: str = "configuration", folder: Path | None = None, more: Callable[[Security], None] | None = None
-) -> Configuration:
+def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
     """Reads a text, which may be a file of Serve's, with the configuration as `args` of its first application.
 
     Args:
         text: YAML.
         name: what errors call it; empty: they have no lines.
         folder: paths in it are relative to this one.
-        more: another check, which raises PartError.
 
     Raises:
         ConfigurationError: it is not YAML, or has errors.
@@ -94,8 +85,6 @@ def parse(
     try:
         configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())
         _check_settings(configuration)
-        if more is not None:
-            more(configuration.security)
         return configuration
     except PartError as error:
         raise ConfigurationError(fault_of(name, root, error.location, str(error))) from error
@@ -137,17 +126,6 @@ def _check_settings(configuration: Configuration) -> None:
             checked_settings(json.loads(served.target.override_generation_config))
         except ValueError as error:
             raise PartError(("models", str(place), *SETTINGS.split(".")[1:]), str(error)) from error
-
-
-def _check_security(security: Security) -> None:
-    if security.api_keys is not None:
-        try:
-            Keys.read(security.api_keys)
-        except KeysError as error:
-            raise PartError(("security", "api_keys"), str(error)) from error
-    for name, file in {} if security.tls is None else vars(security.tls).items():
-        if not file.is_file():
-            raise PartError(("security", "tls", name), f"there is no file {file}: put it there, or correct its name")
 
 
 def _told(error: ErrorDetails) -> tuple[tuple[int | str, ...], str]:
@@ -271,7 +249,6 @@ class Process:
     everywhere: bool = False  # one on each node that has room
     most: float = inf  # on one node
     version: str = ""  # another one, and Serve replaces them
-    state: str = ""  # of the directory: what is deployed
 
     @property
     def deployment(self) -> str:
@@ -320,11 +297,11 @@ class Process:
 
         Services of a fixed number never tell Serve of their sessions: where it becomes a range they are replaced.
         """
-        alone = replace(self, replicas=Scale(), everywhere=False, most=inf, version="", state="")
+        alone = replace(self, replicas=Scale(), everywhere=False, most=inf, version="")
         counted = isinstance(self.own, Service) and self.replicas.min < self.replicas.max
         shown = repr((installed(), alone, counted, [_digest(path) for path in self.files]))
         assert " at 0x" not in shown, shown  # an address differs between processes
-        return _sha256(shown.encode())[:DIGEST_LENGTH]
+        return sha256(shown.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def processes_of(configuration: Configuration) -> tuple[Process, ...]:
@@ -372,10 +349,6 @@ def deployment_name(role: str, *names: str) -> str:
 def _digest(path: Path) -> str:
     """Of a file's content; empty for one that is on other nodes only."""
     try:
-        return _sha256(path.read_bytes())
+        return sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-def _sha256(raw: bytes) -> str:
-    return sha256(raw).hexdigest()

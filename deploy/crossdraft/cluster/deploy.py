@@ -30,8 +30,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import CPUS, GPUS, Free, NotServedError, Say, Waiting, amounts_of, taken
-from crossdraft.cluster.config import WHOLE, ConfigurationError, Process, deployment_name, parse, processes_of
+from crossdraft.cluster.capacity import CPUS, GPUS, Free, NotServedError, Say, Waiting, amounts_of, taken, waited
+from crossdraft.cluster.config import ConfigurationError, Process, parse, processes_of
 from crossdraft.cluster.directory import DirectoryOwner
 from crossdraft.cluster.fronts import GrpcFront, Ingress
 from crossdraft.cluster.orchestrators import Orchestrator
@@ -56,16 +56,14 @@ DRAINED_INTERVAL = 0.1  # seconds between two looks whether a replica that ends 
 BEYOND_GRACE = 15.0  # seconds after the grace period until a replica that has not ended is killed
 SCALE_SECONDS = 15.0  # over which numbers of outputs are averaged; Serve hears of them every 10 s
 ALL = 100  # percent of replicas that may exist twice while they are replaced
-FAILING = "failed to start"  # in Serve's message
+ASKING = "asking the nodes whether they have room, this crossdraft, models, files and free ports"
 DEPLOYING = "deploying"  # an actor, while a `deploy` is under way
-POLL_SECONDS = 0.5
 UNDO_SECONDS = 600.0  # for what is started again after a deployment has failed
 # For nodes: on Kubernetes Serve begins with the first pod. Serve says nothing meanwhile.
 BUILDING = Waiting(1800.0 if "KUBERNETES_SERVICE_HOST" in os.environ else 60.0, say=log.info)
 HEALTHY = "HEALTHY"  # a state of a deployment
-STATE = "deployed"  # of the directory's user_config
 Processes = Sequence[Process]  # of an application: the directory first, the HTTP front last
-DIRECTORIES, FRONTS = deployment_name(Role.DIRECTORY), (Role.HTTP, Role.GRPC)
+FRONTS, SPREAD = (Role.HTTP, Role.GRPC), (Role.HTTP, Role.ORCHESTRATOR)
 KINDS: Mapping[Role, Any] = {
     Role.TARGET: ModelReplica,
     Role.DRAFTER: ModelReplica,
@@ -86,15 +84,15 @@ def deploy(configuration: Configuration, waiting: Waiting) -> None:
     with alone():
         wanted, before = _checked(configuration, waiting)
         until = time.monotonic() + waiting.seconds
-        with _serve_started(configuration.http):
-            nothing = application_status() is None
-            try:
-                for step in steps(wanted, before, _free()):
-                    _run(step, before, until, waiting.say)
-            except NotServedError as error:
-                if nothing:
-                    serve.delete(APPLICATION)
-                raise (_undone(error, wanted, before, waiting.say) if before else error) from error
+        _start_serve(configuration.http, waiting.say)
+        nothing = application_status() is None
+        try:
+            for step in steps(wanted, before, _free()):
+                _run(step, before, until, waiting.say)
+        except NotServedError as error:
+            if nothing:
+                undeploy()
+            raise (_undone(error, wanted, before, waiting.say) if before else error) from error
 
 
 @contextmanager
@@ -115,15 +113,15 @@ class _Mark:
 
 
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
-    """What is to be served, once nodes have room, models, files and ports for all that does not serve so already; and
-    what Serve runs now. Raises NotServedError."""
+    """What is to be served, once nodes have room, models, files and ports for what is new; and what Serve runs now.
+    Raises NotServedError."""
+    waiting.say(ASKING)
     plan = capacity.await_nodes(processes_of(configuration), waiting)
-    wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
-    serving = {} if found is None else {name: one.status.value == HEALTHY for name, one in found.deployments.items()}
-    versions = {one.version for one in before if serving.get(one.deployment)}
+    wanted, before = replicas_of(configuration, plan), deployed_before()
+    versions = versions_of(before)
     checks: dict[str, list[Process]] = {}
     for one in wanted:
-        if one.role is not Role.DIRECTORY and one.version not in versions:
+        if one.role is not Role.DIRECTORY and one.version != versions.get(one.deployment):
             for node in {*plan.places[one.what]}:
                 checks.setdefault(node, []).append(one)
     faults = capacity.asked(faults_of, {node: (node, of) for node, of in checks.items()})
@@ -142,9 +140,8 @@ def _undone(error: NotServedError, wanted: Processes, before: Processes, say: Sa
     return error
 
 
-@contextmanager
-def _serve_started(http: Http) -> Iterator[None]:
-    """Runs Serve with its proxies at this address; an error in the block ends it, unless it ran before."""
+def _start_serve(http: Http, say: Say) -> None:
+    """Runs Serve with its proxies at this address, unless it runs there already; raises NotServedError."""
     _check_cached_client_alive()  # forgets a Serve instance that another process has ended
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
@@ -154,12 +151,12 @@ def _serve_started(http: Http) -> Iterator[None]:
                 f"Serve listens at {has.host}:{has.port} and cannot be moved to {http.host}:{http.port} "
                 "while it runs: use that address, or undeploy first"
             )
-        yield
         return
     try:
         Listening(http.host, http.port).check_free()
     except CannotListen as error:
         raise NotServedError(f"Ray Serve cannot listen for HTTP: {error}; choose another port") from error
+    say("starting Ray Serve")
     proxies = PROXY | {LIMITS: json.dumps(vars(part_of(ConnectionOptions, http)))}
     starting = ray.remote(serve.start).options(num_cpus=0, runtime_env={"env_vars": proxies})  # which proxies inherit
     try:
@@ -168,34 +165,30 @@ def _serve_started(http: Http) -> Iterator[None]:
         serve.shutdown()
         why = in_short(str(error)) or type(error).__name__
         raise NotServedError(f"Ray Serve cannot listen for HTTP on {http.host}:{http.port}: {why}") from error
-    try:
-        yield
-    except ValueError:
-        serve.shutdown()
-        raise
 
 
 def _run(wanted: Processes, before: Processes, until: float, say: Say) -> None:
     """Returns once Serve runs these; raises NotServedError, with Serve's reasons."""
     target = serve.RunTarget(application(wanted, before, _free()), name=APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
-    said, told = "", time.monotonic()
-    while (found := application_status()) is None or found.status is not ApplicationStatus.RUNNING:
-        starting = [hosted(name, one) for name, one in ({} if found is None else found.deployments).items()]
-        reasons = "\n".join(
+
+    def missing() -> str:
+        found = application_status()
+        if found is None or found.status is ApplicationStatus.RUNNING:
+            return "" if found else "Ray Serve starts the application"
+        starting = [hosted(name, one) for name, one in found.deployments.items()]
+        reasons = [
             f"{one.name}: {one.replicas} of {one.configured} serve; {one.message or one.state.lower()}"
             for one in starting
             if one.state != HEALTHY
-        )
-        reasons = reasons or (found and found.message) or "Ray Serve starts the application"
-        failed = found is not None and found.status is ApplicationStatus.DEPLOY_FAILED
-        if failed or time.monotonic() > until:
-            late = "" if failed else ", and the time for it is over"
-            raise NotServedError(f"Ray Serve cannot run all{late}:\n{reasons}")
-        if time.monotonic() - told > capacity.PROGRESS_SECONDS or (FAILING in reasons and reasons != said):
-            said, told = reasons, time.monotonic()
-            say(reasons)
-        time.sleep(POLL_SECONDS)
+        ]
+        text = "\n".join(reasons) or in_short(found.message) or "Ray Serve starts the application"
+        if found.status is ApplicationStatus.DEPLOY_FAILED:
+            raise NotServedError(f"Ray Serve cannot run all:\n{text}")
+        return text
+
+    if late := waited(missing, lambda: until, lambda text: say(f"waiting for Ray Serve:\n{text}")):
+        raise NotServedError(f"Ray Serve cannot run all, and the time for it is over:\n{late}")
 
 
 def undeploy() -> None:
@@ -206,26 +199,16 @@ def undeploy() -> None:
         serve.shutdown()
 
 
-def replicas_of(
-    configuration: Configuration, plan: capacity.Placement, versions: Mapping[str, str] | None = None
-) -> Processes:
-    """All processes of a configuration.
-
-    Args:
-        configuration: what is served.
-        plan: where there is room: how many fronts, and how many a node takes, also when others are lost.
-        versions: by deployment, where they are not those of the processes.
-    """
+def replicas_of(configuration: Configuration, plan: capacity.Placement) -> Processes:
+    """All processes of a configuration: how many fronts there is room for, and how many of what a node takes, also when
+    others are lost."""
     found = []
     for one in processes_of(configuration):
         if one.role in FRONTS:
             number = len(plan.places[one.what])
             one = replace(one, replicas=Scale(min=number, max=number))
-        if one.role in (Role.HTTP, Role.ORCHESTRATOR):
-            one = replace(one, most=plan.most(one.what))
-        found.append(replace(one, version=(versions or {}).get(one.deployment, one.version)))
-    state = {"configuration": WHOLE.dump_json(configuration).decode(), "versions": versions_of(found)}
-    return [replace(found[0], state=json.dumps(state)), *found[1:]]
+        found.append(replace(one, most=plan.most(one.what)) if one.role in SPREAD else one)
+    return found
 
 
 def versions_of(found: Processes) -> dict[str, str]:
@@ -234,21 +217,19 @@ def versions_of(found: Processes) -> dict[str, str]:
 
 
 def deployed_before() -> Processes:
-    """What Serve has been told to run; nothing where it has not, or what an earlier crossdraft told it is not valid."""
+    """What Serve has been told to run, the HTTP front last; nothing where it has not, or by another crossdraft with
+    other options."""
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return ()
-    try:  # of the deployment itself: an application that Serve builds, or could not build, has none while they run
-        directory, _ = client.get_deployment_info(DIRECTORIES, APPLICATION)
-        state = json.loads(directory.deployment_config.user_config[STATE])
-        configuration = parse(state["configuration"])
-    except (KeyError, ConfigurationError):
+    # Not of the application: one that Serve builds, or could not build, has no deployments while they run.
+    told = ray.get(client._controller.list_deployments_internal.remote())
+    infos = [info for id, (info, _) in told.items() if id.app_name == APPLICATION]
+    try:
+        found = [replace(info.replica_config.init_args[0], version=info.version) for info in infos]
+    except (AttributeError, ImportError, TypeError):
         return ()
-    return replicas_of(
-        configuration,
-        capacity.placed(capacity.needs_of(processes_of(configuration)), capacity.all_nodes()),
-        state["versions"],
-    )
+    return sorted(found, key=lambda one: one.role is Role.HTTP)
 
 
 def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, ...]:
@@ -319,8 +300,6 @@ def _deployment(one: Process, beside: bool, more: int) -> Deployment:
 
 def _options(one: Process) -> dict[str, Any]:
     """More of Serve's: how many calls each replica takes at once, and how long it may take to end."""
-    if one.role is Role.DIRECTORY:
-        return {"user_config": {STATE: one.state}}
     options: dict[str, Any] = {"graceful_shutdown_timeout_s": one.grace_seconds}
     if isinstance(one.own, ServedService):
         options["max_ongoing_requests"] = one.own.max_outputs + EXTRA_CALLS

@@ -8,10 +8,10 @@ sooner. Not Serve's or Ray's own lists of actors: these have no addresses of ser
 import asyncio
 import logging
 import os
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -22,21 +22,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
 
 from crossdraft.cluster.config import Process
-from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Deployed, Entry, Load, deployed_with, installed
+from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Directory, Entry, installed
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.metrics import Exporter, Registry
 
 log = logging.getLogger(__name__)
 ANNOUNCE_INTERVAL = 1.0  # seconds
-EXPIRY = 8.0  # seconds since a process was announced last
-SETTLING = 3.0  # seconds after which a new directory has heard of all processes
-LONGEST_POLL = 30.0  # seconds that one call of `entries` may wait for a change
 REPLY_SECONDS = 5.0  # after which a reply of the directory is given up
 PATIENCE = 1.0  # seconds that a process of the same node may take to answer
 DIRECTLY = build_opener(ProxyHandler({})).open  # no proxy
 ALWAYS = -1  # restarts
 MAX_CALLS = 1000  # at once
-Neighbours = tuple[int, dict[str, dict[str, str]]]  # port and sources of a node's metrics, for a NodeExporter
+Load = Callable[[], tuple[int, float]]  # `sessions` and `busy` of an entry now
 
 
 def node_address() -> str:
@@ -52,61 +49,6 @@ def entry_of(process: Process, address: str, metrics: str) -> Entry:
     return Entry(id, *of, address, metrics, node_address(), os.getpid(), version, time.time())
 
 
-class Directory:
-    """The processes of a cluster, as an actor. It needs nothing but a port that processes do not announce again."""
-
-    def __init__(self, metrics_port: int = 0) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._settled_at = self._loop.time() + SETTLING
-        self._version = secrets.randbits(60)  # of changes; random, so that a restarted one has others
-        self._heard: dict[str, tuple[Entry, Load, float]] = {}  # by id, with the time of the last announcement
-        self._metrics_port = metrics_port
-        self._changed = asyncio.Condition()
-        self._forgetting = self._loop.create_task(self._forget())
-
-    async def announce(self, entry: Entry, load: Load) -> Neighbours:
-        """A process serves; it must announce itself again before the entry expires. Its load is no change."""
-        known = self._heard.get(entry.id)
-        self._heard[entry.id] = (entry, load, self._loop.time())
-        if known is None or known[0] != entry:
-            await self._change()
-        near = (one for one, *_ in self._heard.values() if one.metrics and one.node == entry.node)
-        return self._metrics_port, {one.metrics: one.labels for one in near}
-
-    async def withdraw(self, id: str) -> None:
-        """A process takes no new sessions any more."""
-        if self._heard.pop(id, None) is not None:
-            await self._change()
-
-    async def deployed(self) -> Deployed:
-        """What runs now. Serve is asked here, as who asks would take longer to import it than for all else."""
-        _, entries = await self.entries()
-        return await asyncio.to_thread(deployed_with, entries, {id: load for id, (_, load, _) in self._heard.items()})
-
-    async def entries(self, known: int = -1, seconds: float = 0.0) -> tuple[int, tuple[Entry, ...]]:
-        """Version and processes, sorted, once all are known; waits up to `seconds` for a version other than `known`."""
-        await asyncio.sleep(max(0.0, self._settled_at - self._loop.time()))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(seconds, LONGEST_POLL)), self._changed:
-                await self._changed.wait_for(lambda: self._version != known)
-        found = (entry for entry, *_ in self._heard.values())
-        return self._version, tuple(
-            sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process))
-        )
-
-    async def _change(self) -> None:
-        async with self._changed:
-            self._version += 1
-            self._changed.notify_all()
-
-    async def _forget(self) -> None:
-        while True:
-            await asyncio.sleep(ANNOUNCE_INTERVAL)
-            now = self._loop.time()
-            for id in [id for id, (*_, at) in self._heard.items() if now - at > EXPIRY]:
-                await self.withdraw(id)
-
-
 class DirectoryOwner:
     """A replica of Serve's, whose actor the directory is: it ends with it, and so with the application.
 
@@ -118,9 +60,6 @@ class DirectoryOwner:
         options = {"num_cpus": 0, "max_restarts": ALWAYS, "max_task_retries": ALWAYS, "max_concurrency": MAX_CALLS}
         made: Any = ray.remote(Directory).options(name=DIRECTORY, namespace=NAMESPACE, **options)
         self._actor = made.remote(process.own)
-
-    def reconfigure(self, deployed: dict[str, Any]) -> None:
-        """Serve calls it with what is deployed, which it keeps for `crossdraft deploy`."""
 
     def __del__(self) -> None:
         """Serve calls it; the name may be given again then."""
@@ -138,20 +77,16 @@ class FarDirectory:
     def __init__(self) -> None:
         self._actor: Any = None  # its handle
 
-    async def ask(self, method: str, *given: object, wait: float = 0.0) -> Any:
-        """What a method of `Directory` returns; it may take `wait` seconds, and a busy actor some more.
-
-        Raises:
-            DirectoryGoneError: there is no answer.
-        """
+    async def ask(self, method: str, *given: object) -> Any:
+        """What a method of `Directory` returns. Raises DirectoryGoneError if there is no answer."""
         try:
             if self._actor is None:  # in a thread: it blocks until the head node answers
                 self._actor = await asyncio.to_thread(ray.get_actor, DIRECTORY, NAMESPACE)
-            async with asyncio.timeout(wait + REPLY_SECONDS):
+            async with asyncio.timeout(REPLY_SECONDS):
                 return await getattr(self._actor, method).remote(*given)
         except (RayError, ValueError, TimeoutError) as error:
             self._actor = None
-            why = str(error) or f"nothing came within {wait + REPLY_SECONDS:g} s"
+            why = str(error) or f"nothing came within {REPLY_SECONDS:g} s"
             raise DirectoryGoneError(f"the directory does not answer: {why}") from error
 
 
@@ -165,11 +100,11 @@ class NodeExporter:
         registry = Registry()
         registry.register(self)
         self._exporter, self._port = Exporter(registry), 0
-        self._sources: Mapping[str, Mapping[str, str]] = {}
+        self._sources: Mapping[str, Mapping[str, str]] = {}  # host:port of processes, and labels to add
 
-    async def update(self, host: str, port: int, sources: Mapping[str, Mapping[str, str]]) -> None:
-        """Tries to listen, unless it does or `port` is 0; `sources`: host:port of processes, and labels to add."""
-        self._sources = sources
+    async def update(self, host: str, port: int, entries: Sequence[Entry]) -> None:
+        """Tries to listen, unless it does or `port` is 0; `entries`: all processes of the cluster."""
+        self._sources = {one.metrics: one.labels for one in entries if one.metrics and one.node == host}
         if port != self._port:
             await self._exporter.stop()
             self._port = 0
@@ -187,17 +122,22 @@ class NodeExporter:
 
 
 @asynccontextmanager
-async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncIterator[None]:
-    """Keeps the process in the directory during the block, with what `load` says each time."""
-    directory, exporter = FarDirectory(), NodeExporter()
-
-    begun = asyncio.Event()
+async def announced(
+    entry: Entry, load: Load = lambda: (0, 0.0), heard: Callable[[Sequence[Entry]], None] | None = None
+) -> AsyncIterator[None]:
+    """Keeps the process in the directory during the block, with what `load` says each time; `heard` gets all entries
+    each time."""
+    directory, exporter, begun = FarDirectory(), NodeExporter(), asyncio.Event()
 
     async def announce() -> None:
         level = logging.WARNING
         while True:
             try:
-                await exporter.update(entry.node, *await directory.ask("announce", entry, load()))
+                sessions, busy = load()
+                port, entries = await directory.ask("announce", replace(entry, sessions=sessions, busy=busy))
+                await exporter.update(entry.node, port, entries)
+                if heard is not None:
+                    heard(entries)
                 level = logging.WARNING
             except DirectoryGoneError as error:
                 log.log(level, "%s", error)
@@ -212,7 +152,7 @@ async def announced(entry: Entry, load: Callable[[], Load] = Load) -> AsyncItera
     finally:
         announcing.cancel()
         await asyncio.wait([announcing])
-        await exporter.update(entry.node, 0, {})
+        await exporter.update(entry.node, 0, ())
         try:
             await directory.ask("withdraw", entry.id)
         except DirectoryGoneError as error:  # its entry will expire

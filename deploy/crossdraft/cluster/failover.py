@@ -60,7 +60,7 @@ class Refusal:
 
 
 Reply = Began | OutputItem | Refusal
-Replies = tuple[Reply, ...]  # of one output, that came at once
+Replies = tuple[Reply, ...]  # one of them, as fronts and orchestrators of before an upgrade expect
 
 
 class Lost(Exception):  # noqa: N818 - it says what happened

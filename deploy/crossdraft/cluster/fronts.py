@@ -20,7 +20,7 @@ from crossdraft.cluster.directory import announced, entry_of, node_address
 from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.serve_grpc import Elsewhere, keep_alive
 from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
-from crossdraft.cluster.status import APPLICATION, Entry, Load, Role
+from crossdraft.cluster.status import APPLICATION, Entry, Role
 from crossdraft.config.api import AnswerOptions
 from crossdraft.config.cluster import Front, Grpc, Http
 from crossdraft.config.fields import part_of
@@ -134,7 +134,7 @@ class Ingress:
 
 
 async def _announce(entry: Entry, metrics: Metrics) -> None:
-    async with announced(entry, lambda: Load(metrics.outputs)):
+    async with announced(entry, lambda: (metrics.outputs, 0.0)):
         await asyncio.Event().wait()  # until the process ends
 
 

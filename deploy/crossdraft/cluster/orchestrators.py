@@ -9,10 +9,10 @@ from typing import NoReturn
 from prometheus_client import Counter, Gauge
 
 from crossdraft.cluster.config import ANY_PORT, Process
-from crossdraft.cluster.directory import DirectoryGoneError, FarDirectory, announced, entry_of, node_address
-from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies, Reply
+from crossdraft.cluster.directory import announced, entry_of, node_address
+from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies
 from crossdraft.cluster.serve_grpc import keep_alive
-from crossdraft.cluster.status import Entry, Load, Role
+from crossdraft.cluster.status import Entry, Role
 from crossdraft.config.cluster import ServedService
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
@@ -26,9 +26,7 @@ from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 
 log = logging.getLogger(__name__)
-LONG_POLL = 10.0  # seconds that a request to the directory waits for a change
 FIRST_TARGET = 15.0  # seconds that a request waits for the first target to be known
-PAUSE = 0.5  # seconds before the directory is asked again after a failure
 ABANDONED = "abandoned"  # outcome: the front has closed the stream
 FINISHED = "finished"
 SERVICES = (Role.TARGET, Role.DRAFTER)
@@ -78,9 +76,9 @@ class Orchestrator:
         self._metrics.began(resumed=bool(request.generation.committed))
         outcome = ABANDONED
         try:
-            async with aclosing(batched(self._output(request))) as batches:
-                async for replies in batches:
-                    yield replies
+            async with aclosing((await self._opened()).stream(request)) as replies:
+                async for reply in replies:
+                    yield (reply,)
             outcome = FINISHED
         except EXPECTED as error:
             outcome = type(error).__name__
@@ -93,12 +91,6 @@ class Orchestrator:
         if self._following.done():
             raise RuntimeError("the directory is not followed any more") from self._following.exception()
 
-    async def _output(self, request: OutputRequest) -> AsyncGenerator[Reply, None]:
-        backend = await self._opened()
-        async with aclosing(backend.stream(request)) as items:
-            async for item in items:
-                yield item
-
     async def _opened(self) -> LocalBackend:
         """Serve may send requests before the first target is known."""
         try:
@@ -110,20 +102,14 @@ class Orchestrator:
         return self._backend
 
     async def _follow(self) -> NoReturn:
-        directory, version = FarDirectory(), -1
-        async with announced(self._entry, self._load):
+        heard: asyncio.Queue[Sequence[Entry]] = asyncio.Queue()
+        async with announced(self._entry, self._load, heard.put_nowait):
             while True:
-                try:
-                    version, entries = await directory.ask("entries", version, LONG_POLL, wait=LONG_POLL)
-                except DirectoryGoneError as error:
-                    log.warning("%s", error)
-                    await asyncio.sleep(PAUSE)
-                    continue
-                await self._use([entry for entry in entries if entry.model == self._served.name])
+                await self._use([entry for entry in await heard.get() if entry.model == self._served.name])
 
-    def _load(self) -> Load:
+    def _load(self) -> tuple[int, float]:
         outputs = 0 if self._backend is None else self._backend.running
-        return Load(outputs, outputs / self._served.max_outputs)
+        return outputs, outputs / self._served.max_outputs
 
     async def _use(self, entries: Sequence[Entry]) -> None:
         """Uses these services from now on."""
@@ -149,35 +135,6 @@ class Orchestrator:
             NamedDrafter(one.name, tuple(entry.address for entry in there if entry.name == one.name), one.trusted)
             for one in self._served.drafters
         ]
-
-
-async def batched(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[tuple[Reply, ...], None]:
-    """The same replies in order, all that came since the last batch in one, as a message costs more than what it
-    carries.
-
-    A reply waits for nothing but the reader. An error of `replies` is raised after what came before it; closing the
-    batches closes `replies`.
-    """
-    waiting: asyncio.Queue[Reply | None] = asyncio.Queue()  # None: all have come
-
-    async def read() -> None:
-        try:
-            async with aclosing(replies):
-                async for reply in replies:
-                    waiting.put_nowait(reply)
-        finally:
-            waiting.put_nowait(None)
-
-    reading, batch = asyncio.create_task(read()), list[Reply | None]()
-    try:
-        while None not in batch:
-            batch = [await waiting.get(), *(waiting.get_nowait() for _ in range(waiting.qsize()))]
-            if together := tuple(one for one in batch if one is not None):
-                yield together
-        await reading
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
 
 
 class OrchestratorMetrics:

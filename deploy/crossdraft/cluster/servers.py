@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import secrets
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
@@ -30,7 +31,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from crossdraft.cluster.capacity import CPUS, GPUS
 from crossdraft.cluster.config import ANY_PORT, Process
 from crossdraft.cluster.directory import announced, entry_of, node_address
-from crossdraft.cluster.status import Load, Role
+from crossdraft.cluster.status import Role
 from crossdraft.config.cluster import DrafterService, Grpc, Service
 from crossdraft.config.engine import NGRAM, NgramOptions
 from crossdraft.config.fields import part_of
@@ -156,8 +157,12 @@ class ServerReplica(ABC):
         self._serving = AsyncExitStack()
         self._serving.enter_context(logged(process.log_format))
         node = node_address()
-        self._server = server = await self.server(process)
-        await server.start()
+        try:
+            self._server = server = await self.server(process)
+            await server.start()
+        except (ValueError, CannotListen) as error:
+            sys.tracebacklimit = 0  # of this process, which ends: Serve shows the traceback, and the text says it all
+            raise error from None
         self._serving.push_async_callback(server.drain)
         freeze_heap()
         host, _, port = server.address.rpartition(":")
@@ -165,12 +170,12 @@ class ServerReplica(ABC):
         self._work, self._asked = server.work, time.monotonic()
         await self._serving.enter_async_context(announced(entry_of(process, address, server.metrics), self._load))
 
-    def _load(self) -> Load:
+    def _load(self) -> tuple[int, float]:
         """Since it was asked for last; a step counts where it ends, so one that began before is more than there was."""
         (_, before), since = self._work, self._asked
         self._work, self._asked = self._server.work, time.monotonic()
         sessions, seconds = self._work
-        return Load(sessions, min(1.0, (seconds - before) / max(self._asked - since, SHORTEST)))
+        return sessions, min(1.0, (seconds - before) / max(self._asked - since, SHORTEST))
 
     @abstractmethod
     async def server(self, process: Process) -> AnyServer:

@@ -1,16 +1,18 @@
-"""What runs on a cluster, and which crossdraft a machine has.
+"""What runs on a cluster, the directory that knows it, and which crossdraft a machine has.
 
-Imported by those that ask, who do not wait for what serves, and by nodes with any version: nothing else of crossdraft
-is imported here.
+Imported by those that ask, who do not wait for what serves (Ray imports the module of an actor that is asked), and by
+nodes with any version: nothing else of crossdraft is imported here.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ COMPILED = "__pycache__"
 LABORATORY = "lab"
 SHOWN = 12  # characters of the digest
 NAMESPACE = "crossdraft"  # of all actors
-DIRECTORY = "directory"  # an actor
+DIRECTORY = "directory-2"  # an actor; where its methods change, another one, as processes of before an upgrade ask it
 APPLICATION = "crossdraft"  # of Serve
 RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
+EXPIRY = 8.0  # seconds since a process was announced last
+SETTLING = 3.0  # seconds after which a new directory has heard of all processes
 
 
 class Role(StrEnum):
@@ -49,6 +53,8 @@ class Entry:
     process: int  # process id on the node
     version: str = ""  # of its crossdraft
     since: float = 0.0  # when it began to serve, seconds of the epoch
+    sessions: int = field(default=0, compare=False)  # that are open at a service now; elsewhere outputs
+    busy: float = field(default=0.0, compare=False)  # a model's share of the time; the share of outputs that are taken
 
     @property
     def what(self) -> str:
@@ -59,14 +65,6 @@ class Entry:
     def labels(self) -> dict[str, str]:
         """For Prometheus, of all its metrics."""
         return {f"crossdraft_{name}": str(getattr(self, name)) for name in ("role", "node", "process")}
-
-
-@dataclass(frozen=True)
-class Load:
-    """Of a process now."""
-
-    sessions: int = 0  # that are open at a service; elsewhere outputs
-    busy: float = 0.0  # a model's share of the time; of an orchestrator's outputs, those that are taken
 
 
 @dataclass(frozen=True, order=True)
@@ -88,7 +86,7 @@ class Deployed:
     state: str  # Serve's, of the application
     message: str  # Serve's, of the application
     deployments: tuple[Hosted, ...]
-    loads: Mapping[str, Load]  # of processes, by their ids
+    pending: tuple[str, ...] = ()  # nodes that Ray sets up, where something is missing
 
     @property
     def missing(self) -> list[Hosted]:
@@ -97,12 +95,43 @@ class Deployed:
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
-        processes = [
-            asdict(one) | {"role": one.role.value} | asdict(self.loads.get(one.id, Load())) for one in self.processes
-        ]
-        deployments, missing = map(asdict, self.deployments), map(asdict, self.missing)
-        state = {"state": self.state, "message": self.message}
-        return {"processes": processes, **state, "deployments": [*deployments], "missing": [*missing]}
+        return asdict(self) | {"missing": [asdict(one) for one in self.missing]}
+
+
+class Directory:
+    """The processes of a cluster, as an actor. It needs nothing but a port that processes do not announce again."""
+
+    def __init__(self, metrics_port: int = 0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._settled_at = self._loop.time() + SETTLING
+        self._heard: dict[str, tuple[Entry, float]] = {}  # by id, with the time of the last announcement
+        self._metrics_port = metrics_port
+        self._imported = self._loop.run_in_executor(None, import_module, "ray.serve")  # for `deployed`
+
+    async def announce(self, entry: Entry) -> tuple[int, tuple[Entry, ...]]:
+        """A process serves; it must announce itself again before the entry expires.
+
+        Returns:
+            The port on which one process of each node shows the metrics of all of it, and all entries.
+        """
+        self._heard[entry.id] = (entry, self._loop.time())
+        return self._metrics_port, await self.entries()
+
+    async def withdraw(self, id: str) -> None:
+        """A process takes no new sessions any more."""
+        self._heard.pop(id, None)
+
+    async def entries(self) -> tuple[Entry, ...]:
+        """Sorted, once all are known."""
+        await asyncio.sleep(max(0.0, self._settled_at - self._loop.time()))
+        lately = self._loop.time() - EXPIRY
+        self._heard = {id: known for id, known in self._heard.items() if known[-1] > lately}
+        found = (entry for entry, _ in self._heard.values())
+        return tuple(sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process)))
+
+    async def deployed(self) -> Deployed:
+        """What runs now. Serve is asked here, as who asks would take longer to import it than for all else."""
+        return await asyncio.to_thread(deployed_with, await self.entries())
 
 
 def deployed() -> Deployed:
@@ -112,18 +141,19 @@ def deployed() -> Deployed:
     try:
         directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
     except ValueError:  # it is not started yet, or has ended
-        return deployed_with((), {})
+        return deployed_with(())
     found: Deployed = ray.get(directory.deployed.remote())
     return found
 
 
-def deployed_with(entries: tuple[Entry, ...], loads: Mapping[str, Load]) -> Deployed:
+def deployed_with(entries: tuple[Entry, ...]) -> Deployed:
     """These, and what Serve says; raises ValueError if it has no such application."""
     found = application_status()
     if found is None:
         raise ValueError("there is no application of this name")
-    deployments = sorted(hosted(name, one) for name, one in found.deployments.items())
-    return Deployed(entries, found.status.value, in_short(found.message), tuple(deployments), loads)
+    deployments = tuple(sorted(hosted(name, one) for name, one in found.deployments.items()))
+    whole = Deployed(entries, found.status.value, in_short(found.message), deployments)
+    return replace(whole, pending=pending_nodes()) if whole.missing else whole
 
 
 def application_status() -> Any:
@@ -131,6 +161,16 @@ def application_status() -> Any:
     from ray import serve
 
     return serve.status().applications.get(APPLICATION)
+
+
+def pending_nodes() -> tuple[str, ...]:
+    """Nodes that Ray's autoscaler has begun to set up, as `ray status` shows them; none without an autoscaler."""
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    report = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or "{}").get("autoscaler_report") or {}
+    launching = (f"{count} of type {kind}, launching" for kind, count in report.get("pending_launches", {}).items())
+    return (*(f"{ip} {state}" for ip, _, state in report.get("pending_nodes", ())), *launching)
 
 
 def hosted(name: str, deployment: Any) -> Hosted:
@@ -142,9 +182,10 @@ def hosted(name: str, deployment: Any) -> Hosted:
 
 
 def in_short(text: str) -> str:
-    """The first and the last line of what Ray says, without the traceback between them."""
+    """What Ray says; if there is a traceback in it, the first and the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:])))
+    dump = any(line.startswith("Traceback") for line in lines)
+    return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:]))) if dump else "\n".join(lines)
 
 
 @cache
@@ -159,7 +200,7 @@ def on_disk() -> str:
     for name, path in sorted(_files()):
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
-    return f"{_version()}+{digest.hexdigest()[:SHOWN]}"
+    return f"{version(PACKAGE)}+{digest.hexdigest()[:SHOWN]}"
 
 
 def _files() -> Iterator[tuple[str, Path]]:
@@ -173,10 +214,3 @@ def _files() -> Iterator[tuple[str, Path]]:
             for path in init.parent.rglob("*"):
                 if COMPILED not in path.parts and path.is_file() and init.parent.name != LABORATORY:
                     yield path.relative_to(folder).as_posix(), path
-
-
-def _version() -> str:
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:
-        return "0"

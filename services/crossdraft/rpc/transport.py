@@ -32,11 +32,14 @@ class MessageLimit:
 # A cut link is noticed only by unanswered pings: without them a stream read hangs for over 45 s. gRPC sends at most one
 # a second, which costs nothing beside the passes. Where neither pings nor requests are acknowledged, the link is cut:
 # the kernel gives it up 0.4 to 0.5 s after this timeout, so 0.7 to 1.9 s after the cut. Where they are acknowledged but
-# not answered, a process is frozen or its host's cores are all busy; it gets more time.
+# not answered, a process is frozen, its host's cores are all busy, or the cut came just then; it gets more time.
+# A cluster promises that a lost host costs a stream at most 5 s. These constants make 3.75 of them: 1 until a ping is
+# sent, 2 without its answer, 0.25 before another orchestrator is asked (`cluster.failover.PAUSE`), and 0.5 if that one
+# is on the lost host, too, for connecting. The rest is for computing the text again.
 CLIENT_OPTIONS: ChannelOptions = (
     ("grpc.keepalive_time_ms", 250),
     ("grpc.keepalive_timeout_ms", 400),
-    ("grpc.http2.ping_timeout_ms", 2500),
+    ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A service that was restarted, or whose link is back, is found again within half a second; gRPC's own pauses grow
