@@ -87,6 +87,7 @@ class Seeds(Prompted[SeedsPlan, Made]):
     def __init__(self, plan: SeedsPlan) -> None:
         super().__init__(plan)
         self._cells: dict[Setting, MeasuredSetting] = {}
+        plan.work.mkdir(parents=True, exist_ok=True)
 
     @cached_property
     def wanted(self) -> list[SeedTable]:
@@ -157,7 +158,6 @@ class Seeds(Prompted[SeedsPlan, Made]):
     @cached_property
     def corpus(self) -> Path:
         """The sources that the models were trained on, as JSON lines."""
-        self.plan.work.mkdir(parents=True, exist_ok=True)
         path = self.plan.work / "corpus.jsonl"
         path.write_text("".join(json.dumps({"text": one.text}) + "\n" for one in read_corpus().training))
         return path
