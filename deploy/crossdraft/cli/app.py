@@ -127,7 +127,9 @@ def generate(
     where: WhereToGenerate,
     options: RequestOptions,
     as_json: bool = option(False, "Print one JSON object for each token, then one for the whole.", "--json"),
-    verbose: bool = option(False, "Say what each of the figures means.", "--verbose", "-v"),
+    verbose: bool = option(
+        False, "Say what each of the figures means, and what became of each draft token.", "--verbose", "-v"
+    ),
 ) -> None:
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import generate as module

@@ -467,7 +467,7 @@ class Session:
         draws = self._given.method.samples or alone
         ahead = Letters(text[epoch.start :])
         ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, len(epoch.draft_tokens))
-        epoch.begin(matching.walk(ground) if draws else self._given.method.walk(ground), draws)
+        epoch.begin(matching.walk(ground) if alone else self._given.method.walk(ground), draws)
 
     def _reveal(self) -> bool:
         """Give the walk the next draft token, or none, so that it settles. False: it has to wait for one."""
