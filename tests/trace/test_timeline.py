@@ -52,7 +52,7 @@ def step(now: float, event: Event | None, *commands: Command, seconds: float = 0
 
 
 def timeline(*steps: Step) -> list[Span]:
-    return watched(steps, len(steps))
+    return spans_of(steps, len(steps))
 
 
 def spans_of(steps: Sequence[Step], every: int) -> list[Span]:
@@ -201,7 +201,7 @@ def test_nobody_works_on_two_things_at_once(steps: list[Step], every: int) -> No
 
 @pytest.mark.parametrize("every", [1, 7])
 def test_what_is_taken_piece_by_piece_is_what_is_taken_at_the_end(steps: list[Step], every: int) -> None:
-    whole, taken = watched(steps, len(steps)), spans_of(steps, every)
+    whole, taken = spans_of(steps, len(steps)), spans_of(steps, every)
 
     def placed(spans: list[Span]) -> Counter[tuple[str, float, float, What, int]]:
         # Messages of drafters and their works may be placed a little differently.
@@ -212,7 +212,7 @@ def test_what_is_taken_piece_by_piece_is_what_is_taken_at_the_end(steps: list[St
 
 
 def test_tokens_passes_and_marks_are_those_of_the_session(steps: list[Step]) -> None:
-    spans = watched(steps, 2)
+    spans = spans_of(steps, 2)
     (counts,) = [one.counts for step in steps for one in step.commands if isinstance(one, Finished)]
     emitted = [one for step in steps for one in step.commands if isinstance(one, Emitted)]
     assert [(one.what.value, one.label) for one in spans if one.lane == OUTPUT] == [
@@ -275,9 +275,8 @@ def test_of_a_draft_token_p_q_chance_and_verdict_are_told(method: Method) -> Non
                     answer = None if known else p
                 case Emit() | Refused():
                     answer = None
-        assert f"q 0.500, p {p.probability(token):.3f}, chance {min(1, p.probability(token) / 0.5):.3f}" in str(
-            judged[-1]
-        )
+        chance = min(1, p.probability(token) / 0.5)
+        assert f"q 0.500, p {p.probability(token):.3f}, chance {chance:.3f}" in str(judged[-1])
     assert [one.letters for one in judged] == ["b", "a"]
 
 

@@ -85,9 +85,7 @@ class _Notes:
 
     def __init__(self, ground: Ground, judged: list[Judged], each: bool) -> None:
         self._pair, self._judged, self._each = ground.pair, judged, each
-        self._began = self._drafted = ground.offset - len(
-            ground.ahead
-        )  # letters of output; then those that are drafted
+        self._began = self._drafted = ground.offset - len(ground.ahead)  # letters of output
         self._text = str(ground.ahead)  # output since then
         self._due: list[tuple[Judged, int | None]] = []  # with their target ids
 
