@@ -31,7 +31,7 @@ from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenT
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import TokenTree
-from crossdraft.verification.methods import COUPLED, SEEDED, SLRS, TLI, UNION, Method
+from crossdraft.verification.methods import COUPLED, SEEDED, SLRS, UNION, Method
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Refused
 from tests.clock import World
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
@@ -280,7 +280,7 @@ def test_of_a_draft_token_p_q_chance_and_verdict_are_told(method: Method) -> Non
     assert [one.letters for one in judged] == ["b", "a"]
 
 
-@pytest.mark.parametrize("method", [TLI, SEEDED, SLRS], ids=lambda one: one.name)
+@pytest.mark.parametrize("method", [UNION, SEEDED, SLRS], ids=lambda one: one.name)
 async def test_each_draft_token_that_was_asked_for_is_told(method: Method) -> None:
     target, drafter = toys()
     watch = Watch()
@@ -293,4 +293,4 @@ async def test_each_draft_token_that_was_asked_for_is_told(method: Method) -> No
     assert told
     assert sum("takes its place" in one for one in told) <= kinds[Kind.CORRECTED]
     assert all(one.endswith(("accepted", "takes its place", "not judged", "too late")) for one in told)
-    assert all(("chance" in one) == (method is TLI) for one in told)
+    assert all(("chance" in one) == (method is UNION) for one in told)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crossdraft.cli.running import UsageError, checked_options
 from crossdraft.types.request import Chat, Message
 
 BUNDLED = files(__package__).joinpath("prompts.jsonl")
 NO_CATEGORY = "text"
+Made = TypeVar("Made")
 FORMS = '{"text": "…"}, {"turns": ["…"]} or {"messages": [{"role": "user", "content": "…"}]}'
 
 
@@ -62,18 +63,25 @@ def texts_of(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
     return tuple(replace(prompt, content=text(prompt.content)) for prompt in prompts)
 
 
-def prompts_of(path: Path, limit: int | None) -> tuple[str, ...]:
+def prompts_of(path: Path, limit: int | None) -> tuple[Prompt, ...]:
     """The first `limit` prompts of a file of JSON lines, each with a `text`.
 
     Raises:
         UsageError: the file cannot be read, a line is no prompt or is a chat, or there is none.
     """
     with checked_options():
-        found = [one.content for one in read(path)]
-    texts = tuple(one for one in found if isinstance(one, str))
-    if len(texts) < len(found):
+        found = read(path)
+    if not all(isinstance(one.content, str) for one in found):
         raise UsageError(f'{path} has chats; write lines such as {{"text": "def main("}}')
-    return texts[:limit]
+    return found[:limit]
+
+
+def by_category(categories: Iterable[str], made: Iterable[Made]) -> dict[str, list[Made]]:
+    """What was made of each prompt, by the prompts' categories; empty if they have only one."""
+    found: defaultdict[str, list[Made]] = defaultdict(list)
+    for category, one in zip(categories, made, strict=False):
+        found[category].append(one)
+    return found if len(found) > 1 else {}
 
 
 def _prompt(line: str, where: str) -> Prompt:

@@ -23,7 +23,7 @@ from crossdraft.cli.measuring import SEED, Columns, Setting, Table
 from crossdraft.cli.running import ProgressCounter, UsageError
 from crossdraft.config.commands import AffinityOptions
 from crossdraft.lab import limit, stamps
-from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting
+from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting, per_pass, without_repeats
 from crossdraft.lab.commands import AcceptancePlan, SeedsPlan
 from crossdraft.lab.limit import Reader
 from crossdraft.lab.training.corpus import read_corpus
@@ -39,6 +39,7 @@ PAIR = ("target", "drafter-a", "drafter-b")
 REAL = "real"  # vocabularies of other models than the bundled ones
 SHORTEST = 150_000  # tokens of Table 8
 TOKENS = 24  # of a continuation
+NO_BAND = 10**6  # wider than any draft
 
 
 @dataclass(frozen=True)
@@ -203,10 +204,6 @@ def percent(values: Sequence[float] | Probabilities, base: Sequence[float] | Pro
     difference = np.subtract(values, base)
     added = f" ({difference.mean():+.1%} ± {difference.std() / len(difference) ** 0.5:.1%})"
     return f"{np.mean(values):.1%}{added}"
-
-
-def per_pass(cell: MeasuredSetting) -> str:
-    return f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}"
 
 
 def short(name: str) -> str:
@@ -398,7 +395,7 @@ async def tokentiming(bench: Seeds) -> str:
 
 
 def _with_repeats(cell: MeasuredSetting) -> str:
-    return f"{cell.acceptance:.0%}; {per_pass(cell)}; {cell.without_repeats:.2f} ({cell.repeating} left out)"
+    return f"{cell.acceptance:.0%}; {per_pass(cell)}; {without_repeats(cell)}"
 
 
 def _given(bench: Seeds, name: str) -> tuple[str, ...]:
@@ -413,10 +410,15 @@ async def bands(bench: Seeds) -> str:
     target, rows = bench.readers[TARGET].tokenization, []
     for name in (A, B, C):
         apart, changed, count = [], dict.fromkeys((0, 1, 2, 4, 8), 0), 0
+        seconds = dict.fromkeys((*changed, 16, NO_BAND), 0.0)
         for text in filter(None, texts):
             tokens = [_letters(one, text) for one in (bench.readers[name].tokenization, target)]
             for draft, proxies in _windows(tokens[0], tokens[1]):
-                whole = align(draft, proxies, 10**6)
+                for band in seconds:
+                    began = time.perf_counter()
+                    align(draft, proxies, band)
+                    seconds[band] += time.perf_counter() - began
+                whole = align(draft, proxies, NO_BAND)
                 apart += [abs(here - there) for here, there in whole]
                 last, count = {there: here for here, there in whole}, count + 1
                 for band in changed:
@@ -429,10 +431,31 @@ async def bands(bench: Seeds) -> str:
                 "; ".join(shares),
                 str(max(apart)),
                 "; ".join(f"{n / count:.1%}" for n in changed.values()),
+                "; ".join(f"{1e6 * one / count:.0f}" for one in seconds.values()),
             )
         )
-    heads = ("drafter", "alignments", "Δpos > 0; 1; 2; 4; 8", "largest", "other q with band 0; 1; 2; 4; 8")
+    heads = (
+        "drafter",
+        "alignments",
+        "Δpos > 0; 1; 2; 4; 8",
+        "largest",
+        "other q with band 0; 1; 2; 4; 8",
+        "µs with 0; 1; 2; 4; 8; 16; none",
+    )
     return Table(heads, tuple(rows)).markdown()
+
+
+@table("band-tokens", "tokentiming.md", "target", "drafter-a", "drafter-b", "drafter-c")
+async def band_tokens(bench: Seeds) -> str:
+    """Appendix K: what the band does to acceptance, with drafts that are long enough for it to matter."""
+    lines = {
+        "none" if band == NO_BAND else str(band): {
+            f"{short(name)}, K = {k}": replace(Setting("tokentiming", name, 1.0, k, _given(bench, name)), band=band)
+            for name, k in ((A, 16), (B, 16), (C, 32))
+        }
+        for band in (0, 4, 8, 16, NO_BAND)
+    }
+    return await bench.grid(lines, _with_repeats, "band, T = 1")
 
 
 def _letters(tokenization: Any, text: str) -> list[Letters]:
@@ -565,15 +588,20 @@ async def kinds(bench: Seeds) -> str:
         "`seeded`, T = 1": ("seeded", 1.0),
         "`coupled`, T = 1": ("coupled", 1.0),
     }
-    rows = []
-    for kind, prompts in prompts_by_kind(bench.plan.limit or 30).items():
-        path = bench.plan.work / f"{kind}.jsonl"
-        path.write_text("".join(json.dumps({"text": one}) + "\n" for one in prompts))
-        part = Seeds(replace(bench.plan, prompts=path))
-        wanted = [Setting(method, B, t, 5, _given(bench, B)) for method, t in settings.values()]
-        cells = await part.cells(wanted)
-        shown = [f"{per_pass(cells[one])}; {cells[one].without_repeats:.2f} ({cells[one].repeating})" for one in wanted]
-        rows.append((kind, str(len(prompts)), *shown))
+    prompts, path = prompts_by_kind(bench.plan.limit or 30), bench.plan.work / "kinds.jsonl"
+    lines = [{"text": one, "category": kind} for kind, some in prompts.items() for one in some]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    part = Seeds(replace(bench.plan, prompts=path, limit=None))
+    wanted = [Setting(method, B, t, 5, _given(bench, B)) for method, t in settings.values()]
+    cells = await part.cells(wanted)
+    rows = [
+        (
+            kind,
+            str(len(some)),
+            *(f"{per_pass(cells[one].kinds[kind])}; {without_repeats(cells[one].kinds[kind])}" for one in wanted),
+        )
+        for kind, some in prompts.items()
+    ]
     return Table(("kind", "prompts", *settings), tuple(rows)).markdown()
 
 

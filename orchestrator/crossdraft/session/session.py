@@ -466,7 +466,8 @@ class Session:
         alone = not epoch.choice.drafts and self.target.answers.row is None and not self.drafter.hoped_for
         draws = self._given.method.samples or alone
         ahead = Letters(text[epoch.start :])
-        ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, len(epoch.draft_tokens))
+        band, drafted = given.request.alignment_band, len(epoch.draft_tokens)
+        ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, band, drafted)
         epoch.begin(matching.walk(ground) if alone else self._given.method.walk(ground), draws)
 
     def _reveal(self) -> bool:
