@@ -35,6 +35,7 @@ from crossdraft.text.report import Pieces, combinations_of, compare, decoding, p
 from crossdraft.verification.alignment import align
 
 A, B, C, TARGET = "bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c", "bundled:target"
+EAGLE = "bundled:drafter-eagle"
 PAIR = ("target", "drafter-a", "drafter-b")
 REAL = "real"  # vocabularies of other models than the bundled ones
 SHORTEST = 150_000  # tokens of Table 8
@@ -395,7 +396,7 @@ async def tokentiming(bench: Seeds) -> str:
 
 
 def _with_repeats(cell: MeasuredSetting) -> str:
-    return f"{cell.acceptance:.0%}; {per_pass(cell)}; {without_repeats(cell)}"
+    return f"{cell.acceptance:.0%}; {_tokens(cell)}"
 
 
 def _given(bench: Seeds, name: str) -> tuple[str, ...]:
@@ -541,6 +542,29 @@ def _seconds(run: Callable[..., object], *given: object) -> float:
     return min(found)
 
 
+@table("eagle", "eagle.md", *PAIR[::2], "drafter-eagle")
+async def eagle(bench: Seeds) -> str:
+    """All prompts: a drafter that reads the target's states, its head whole and cut, beside one that does not."""
+    ways = {"slem": (0.0, (0, 32)), "seeded": (1.0, (0, 32)), "standard": (1.0, (0, 32))}
+    settings = {
+        (name, keep): {
+            f"`{method}`, {'tree of 32' if nodes else 'chain'}, T = {t:g}": replace(
+                Setting(method, name, t, 6, _cut(bench, name, keep) if keep else ()), nodes=nodes, keep=keep
+            )
+            for method, (t, sizes) in ways.items()
+            for nodes in sizes
+            if not keep or method == "slem"
+        }
+        for name, keep in ((B, 0), (EAGLE, 0), (EAGLE, 2048), (EAGLE, 1024), (EAGLE, 512))
+    }
+    lines = {f"{short(name)}, {keep or 'all'}": row for (name, keep), row in settings.items()}
+    return await Seeds(replace(bench.plan, limit=None)).grid(lines, _tokens, "drafter, kept ids")
+
+
+def _tokens(cell: MeasuredSetting) -> str:
+    return f"{per_pass(cell)}; {without_repeats(cell)}"
+
+
 # The guide, and what is left to gain.
 
 
@@ -595,12 +619,7 @@ async def kinds(bench: Seeds) -> str:
     wanted = [Setting(method, B, t, 5, _given(bench, B)) for method, t in settings.values()]
     cells = await part.cells(wanted)
     rows = [
-        (
-            kind,
-            str(len(some)),
-            *(f"{per_pass(cells[one].kinds[kind])}; {without_repeats(cells[one].kinds[kind])}" for one in wanted),
-        )
-        for kind, some in prompts.items()
+        (kind, str(len(some)), *(_tokens(cells[one].kinds[kind]) for one in wanted)) for kind, some in prompts.items()
     ]
     return Table(("kind", "prompts", *settings), tuple(rows)).markdown()
 
