@@ -82,8 +82,11 @@ class TextScreen:
 
     def rounds(self, spans: Sequence[Span]) -> None:
         """What became of each draft token, if that is wanted."""
-        for line in rounds_of(spans) if self._verbose else ():
-            self._notes.print(Text(line), soft_wrap=True)
+        if self._verbose:
+            judged = sorted((one for one in spans if one.what is What.JUDGED), key=lambda one: one.begin)
+            epochs = groupby(judged, lambda one: one.epoch)
+            lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
+            self._notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)
 
     def _write(self, text: str, style: Style) -> None:
         # As a segment, because a rich Text would widen tabs and drop carriage returns.
@@ -146,15 +149,6 @@ def meanings(statistics: Statistics) -> list[str]:
     """What the figures of a generation mean, a line each."""
     names = [name for name, _ in rows_of(statistics) + events_of(statistics)]
     return [f"{name}: {MEANINGS[name]}" for name in names if name in MEANINGS]
-
-
-def rounds_of(spans: Sequence[Span]) -> list[str]:
-    """Each draft token that was judged, by epoch."""
-    judged = sorted((one for one in spans if one.what is What.JUDGED), key=lambda one: one.begin)
-    lines = [ROUNDS] if judged else []
-    for epoch, ones in groupby(judged, lambda one: one.epoch):
-        lines += [f"epoch {epoch}:", *(f"  {one.label}" for one in ones)]
-    return lines
 
 
 def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Table:

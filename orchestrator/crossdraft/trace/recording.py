@@ -14,7 +14,6 @@ from crossdraft.verification.walk import (
     Method,
     NeedDraftToken,
     NeedRow,
-    Refused,
     Walk,
     WalkStep,
     draft_token_letters,
@@ -49,10 +48,11 @@ class Judged:
     """A draft token that a walk has asked for, and what came of it."""
 
     letters: Letters
-    start: int  # letters of output before it
+    start: int  # letters of the draft before it
+    token: int | None  # its target id; None: the target has no such token
     q: float | None  # with which it was drafted; None: the method needs no row
-    p: float | None = None  # the target's, of the same token; None: no row of the target's was needed there
     before: float = 1.0  # chance that those before it in its block are accepted
+    p: float | None = None  # the target's; None: the method does not ask for it
     verdict: str = ""
 
     @property
@@ -62,8 +62,8 @@ class Judged:
 
     def __str__(self) -> str:
         numbers = {"q": self.q, "p": self.p, "chance": self.chance}
-        shown = (f"{name} {value:.3f}" for name, value in numbers.items() if value is not None)
-        return f"{_shown(self.letters)}: {', '.join((*shown, self.verdict))}"
+        shown = [f"{name} {value:.3f}" for name, value in numbers.items() if value is not None]
+        return f"{_shown(self.letters)}: {', '.join([*shown, self.verdict])}"
 
 
 def watched(method: Method, judged: list[Judged]) -> Method:
@@ -85,45 +85,37 @@ class _Notes:
 
     def __init__(self, ground: Ground, judged: list[Judged], each: bool) -> None:
         self._pair, self._judged, self._each = ground.pair, judged, each
-        self._began = self._drafted = ground.offset - len(ground.ahead)  # letters of output
-        self._text = str(ground.ahead)  # output since then
-        self._due: list[tuple[Judged, int | None]] = []  # with their target ids
+        self._text, self._due, self._drafted = str(ground.ahead), list[Judged](), 0  # output since the draft began
 
     def add(self, step: WalkStep, answer: Answer) -> None:
         match step, answer:
-            case NeedDraftToken(path), DraftToken():
-                before = self._due[-1][0].chance if path and self._due else None
-                target = answer.token if answer.whose is Whose.TARGET else self._pair.target_id(answer.token)
-                letters, q = draft_token_letters(self._pair, answer), None if answer.row is None else answer.row
-                one = Judged(letters, self._drafted, q and q.probability(answer.token), None, before or 1.0)
+            case NeedDraftToken(path), DraftToken(token, row, whose):
+                before = self._due[-1].chance if path and self._due else None
+                own = token if whose is Whose.TARGET else self._pair.target_id(token)
+                letters = draft_token_letters(self._pair, answer)
+                self._due.append(Judged(letters, self._drafted, own, row and row.probability(token), before or 1.0))
                 self._drafted += len(letters)
-                self._due.append((one, target))
                 self._decide("")
             case NeedRow(path=path), Row() if self._due and self._each:
-                one, target = self._due[-1]
-                if one.start == self._began + len(self._text) + sum(len(self._pair.target.letters[id]) for id in path):
+                one, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
+                if one.start == len(self._text) + path_letters:
                     with suppress(KeyError):  # the row need not list it
-                        one.p = 0.0 if target is None else answer.probability(target)
+                        one.p = 0.0 if one.token is None else answer.probability(one.token)
             case Emit(token), _:
                 self._text += self._pair.target.letters[token]
                 self._decide(_shown(self._pair.target.letters[token]))
-            case Refused(), _:
-                for one, _ in self._due:
-                    one.verdict = "not judged"
-                self._judged += [one for one, _ in self._due]
 
     def _decide(self, emitted: str) -> None:
         """Of those at the beginning of what is due that the output has reached."""
-        while self._due:
-            one = self._due[0][0]
-            there = self._text[one.start - self._began :][: len(one.letters)]
+        agrees = True
+        while agrees and self._due:
+            one = self._due[0]
+            there = self._text[one.start :][: len(one.letters)]
             agrees = one.letters.startswith(there)
             if agrees and len(there) < len(one.letters):
                 return
-            one.verdict = "accepted" if agrees else f"refused: {emitted} takes its place" if emitted else "too late"
-            self._judged.append(self._due.pop(0)[0])
-            if not agrees:
-                return
+            one.verdict = "accepted" if agrees else f"refused: {emitted or 'other text'} takes its place"
+            self._judged.append(self._due.pop(0))
 
 
 def _shown(letters: str) -> str:
