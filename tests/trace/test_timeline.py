@@ -280,6 +280,19 @@ def test_of_a_draft_token_p_q_chance_and_verdict_are_told(method: Method) -> Non
     assert [one.letters for one in judged] == ["b", "a"]
 
 
+def test_a_token_that_a_longer_one_replaces_is_refused_though_the_text_agrees() -> None:
+    judged: list[Judged] = []
+    walk = watched(UNION, judged).walk(Ground(pair_of(("a", "aa"), ("a",)), EnumeratingChooser([])))
+    p, answers = Row(np.array([0, 1]), np.array([0.2, 0.8])), [DraftToken(0, Row(np.array([0]), np.ones(1)))]
+    step = next(walk)
+    while not judged:
+        answer = (
+            answers.pop() if step == NeedDraftToken() else p if isinstance(step, NeedRow) and not step.known else None
+        )
+        step = walk.send(answer)
+    assert str(judged[0]) == "'a': q 1.000, p 0.200, chance 0.200, refused: 'aa' takes its place"
+
+
 @pytest.mark.parametrize("method", [UNION, SEEDED, SLRS], ids=lambda one: one.name)
 async def test_each_draft_token_that_was_asked_for_is_told(method: Method) -> None:
     target, drafter = toys()

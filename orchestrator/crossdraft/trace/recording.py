@@ -7,6 +7,8 @@ from typing import Protocol
 from crossdraft.session.events import Command, Event
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.types.rows import DraftToken, Row, Whose
+from crossdraft.types.statistics import Kind
+from crossdraft.verification import rejection
 from crossdraft.verification.walk import (
     Answer,
     Emit,
@@ -70,7 +72,7 @@ def watched(method: Method, judged: list[Judged]) -> Method:
     """The method, whose walks add each draft token to a list once it is known what became of it."""
 
     def walk(ground: Ground) -> Walk:
-        notes, steps, answer = _Notes(ground, judged, not method.whole_draft), method.walk(ground), None
+        notes, steps, answer = _Notes(ground, judged, method), method.walk(ground), None
         with suppress(StopIteration):
             while True:
                 step = steps.send(answer)
@@ -81,10 +83,10 @@ def watched(method: Method, judged: list[Judged]) -> Method:
 
 
 class _Notes:
-    """What one walk asked for and decided; `each`: it judges token by token, and not parts of the draft's text."""
+    """What one walk asked for and decided."""
 
-    def __init__(self, ground: Ground, judged: list[Judged], each: bool) -> None:
-        self._pair, self._judged, self._each = ground.pair, judged, each
+    def __init__(self, ground: Ground, judged: list[Judged], method: Method) -> None:
+        self._pair, self._judged, self._method = ground.pair, judged, method
         self._text, self._due, self._drafted = str(ground.ahead), list[Judged](), 0  # output since the draft began
 
     def add(self, step: WalkStep, answer: Answer) -> None:
@@ -96,22 +98,23 @@ class _Notes:
                 self._due.append(Judged(letters, self._drafted, own, row and row.probability(token), before or 1.0))
                 self._drafted += len(letters)
                 self._decide("")
-            case NeedRow(path=path), Row() if self._due and self._each:
+            case NeedRow(path=path), Row() if self._due and not self._method.whole_draft:
                 one, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
                 if one.start == len(self._text) + path_letters:
                     with suppress(KeyError):  # the row need not list it
                         one.p = 0.0 if one.token is None else answer.probability(one.token)
-            case Emit(token), _:
+            case Emit(token, kind), _:
                 self._text += self._pair.target.letters[token]
-                self._decide(_shown(self._pair.target.letters[token]))
+                wrong = kind is Kind.CORRECTED and self._method.walk is rejection.walk  # though its text may begin so
+                self._decide(_shown(self._pair.target.letters[token]), wrong)
 
-    def _decide(self, emitted: str) -> None:
-        """Of those at the beginning of what is due that the output has reached."""
+    def _decide(self, emitted: str, wrong: bool = False) -> None:
+        """Of those at the beginning of what is due that the output has reached; `wrong`: the first is refused."""
         agrees = True
         while agrees and self._due:
             one = self._due[0]
             there = self._text[one.start :][: len(one.letters)]
-            agrees = one.letters.startswith(there)
+            agrees = one.letters.startswith(there) and not wrong
             if agrees and len(there) < len(one.letters):
                 return
             one.verdict = "accepted" if agrees else f"refused: {emitted or 'other text'} takes its place"
