@@ -91,6 +91,34 @@ async def test_a_row_is_the_full_ones_over_kept_ids(
     np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
 
 
+async def test_columns_that_follow_the_text_have_the_rows_of_its_ids(
+    drafter: DrafterClient, drafter_folder: Path, frequencies: Path
+) -> None:
+    """The row is the full one over the ids kept and those of prompt and output; columns are given up for newer ids."""
+    text = from_bytes("Größe: 123 %, quick".encode())
+    loaded = load_model(LoadOptions(str(drafter_folder), pruning=Pruning(KEEP, frequencies, follow=6)))
+    kept, opening = loaded.kept[:KEEP].copy(), OpenDrafter(text, SamplingOptions(), KEY, WHOLE)
+    model = RunningModel.of(loaded, Side.DRAFTER, 1)
+    ids = model.tokenization.encode_prompt_letters(text)
+    newest = [*dict.fromkeys(one for one in reversed(ids) if one not in kept)][:6]
+    assert len(newest) == 6 < len({*ids} - {*kept.tolist()})
+    async with Server(DRAFTER, DrafterService(model), AT_ONCE) as server, DrafterClient(server.address) as following:
+        for turn in range(2):  # the second time the columns are there already
+            rows = []
+            for client in (following, drafter):
+                async with client.session(opening) as session:
+                    rows.append((await session.draft(FIRST)).draft_tokens[0].row)
+            cut, full = rows
+            assert {*cut.ids.tolist()} == {*kept.tolist(), *newest}, turn
+            expected = full.probabilities_of(cut.ids) / full.probabilities_of(cut.ids).sum()
+            np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
+        async with following.session(replace(opening, prompt=PROMPT)) as session:
+            found = {*(await session.draft(FIRST)).draft_tokens[0].row.ids.tolist()}
+        assert found >= {*model.tokenization.encode_prompt_letters(PROMPT)}
+        async with following.session(replace(opening, allowed=np.array([*kept[:3], *newest]))) as session:
+            assert {*(await session.draft(FIRST)).draft_tokens[0].row.ids.tolist()} == {*kept[:3].tolist()}  # they stay
+
+
 async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: LoadedModel) -> None:
     gone = np.setdiff1d(np.arange(loaded.description.vocabulary_size), loaded.kept)
     allowed = np.concatenate([loaded.kept[[3, 20, 40]], gone[:5]])
