@@ -485,14 +485,14 @@ def _windows(
 @table("kept-ids", "fr-spec.md", *PAIR)
 async def kept_ids(bench: Seeds) -> str:
     lines = {
-        f"{keep or 2048:,}": {
+        f"{keep or 2048:,}{f' and {follow} of the text' if follow else ''}": {
             f"{short(name)}, T = {t:g}": replace(
-                Setting(method, name, t, 5), keep=keep, options=_cut(bench, name, keep)
+                Setting(method, name, t, 5), keep=keep, options=_cut(bench, name, keep, follow)
             )
             for name in (A, B)
             for method, t in (("slem", 0.0), ("seeded", 1.0))
         }
-        for keep in (0, 1024, 512, 256, 128)
+        for keep, follow in ((0, 0), (1024, 0), (512, 0), (256, 0), (128, 0), (384, 128), (128, 128))
     }
     return await bench.grid(lines, per_pass, "kept")
 
@@ -511,8 +511,9 @@ async def kept_ids_trees(bench: Seeds) -> str:
     return await bench.grid(lines, per_pass, "kept")
 
 
-def _cut(bench: Seeds, name: str, keep: int) -> tuple[str, ...]:
-    return ("--vocab-keep", str(keep), "--frequencies", str(bench.frequencies(name))) if keep else _given(bench, name)
+def _cut(bench: Seeds, name: str, keep: int, follow: int = 0) -> tuple[str, ...]:
+    kept = "--vocab-keep", str(keep), "--vocab-follow", str(follow), "--frequencies", str(bench.frequencies(name))
+    return kept if keep else _given(bench, name)
 
 
 @table("head", "fr-spec.md")
