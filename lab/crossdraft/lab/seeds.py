@@ -270,18 +270,8 @@ async def combinations(bench: Seeds) -> str:
         means = [f"{10**one.log10_of_mean:,.1f}" for one in (ways, forwards)]
         shown = [", ".join(f"{number:,}" for number in one.quartiles) for one in (ways, forwards)]
         largest = f"{10**ways.log10_of_largest:,.0f}"
-        rows.append(
-            (
-                name.lower(),
-                f"{ways.tokens:,}",
-                shown[0],
-                means[0],
-                largest,
-                f"{hello.count}; {hello.forwards}",
-                shown[1],
-                means[1],
-            )
-        )
+        spelled = f"{hello.count}; {hello.forwards}"
+        rows.append((name.lower(), f"{ways.tokens:,}", shown[0], means[0], largest, spelled, shown[1], means[1]))
     heads = ("", "tokens", "quartiles", "mean", "largest", "`hello`: ways; forwards", "forwards, quartiles", "mean")
     return Table(heads, tuple(rows)).markdown()
 
@@ -323,20 +313,10 @@ async def first_draft_token(bench: Seeds) -> str:
             spread.append(float(np.minimum(p[place][ids], weights).sum()))
             after.append(float(ids[weights.argmax()] == best[place]))
             first, chances = matrix.redistribute(top, np.ones(1))
-            before.append(
-                (float(pair.to_target_ids(top)[0] == best[place]), float(first[chances.argmax()] == best[place]))
-            )
-        greedy = np.array(before)
-        lines.append(
-            (
-                short(name),
-                percent(plain),
-                percent(spread, plain),
-                percent(greedy[:, 0]),
-                percent(greedy[:, 1]),
-                percent(after),
-            )
-        )
+            guesses = pair.to_target_ids(top)[0], first[chances.argmax()]
+            before.append([float(one == best[place]) for one in guesses])
+        greedy = map(percent, (*np.array(before).T, after))
+        lines.append((short(name), percent(plain), percent(spread, plain), *greedy))
     heads = ("drafter", "T = 1: `tli`", "`rdk`", "T = 0: `tli`", "temperature first", "redistributed first")
     return f"{len(bench.places)} places.\n\n" + Table(heads, tuple(lines)).markdown()
 
@@ -425,16 +405,9 @@ async def bands(bench: Seeds) -> str:
                 for band in changed:
                     changed[band] += {there: here for here, there in align(draft, proxies, band)} != last
         shares = [f"{np.mean(np.array(apart) > most):.1%}" for most in (0, 1, 2, 4, 8)]
-        rows.append(
-            (
-                short(name),
-                f"{count:,}",
-                "; ".join(shares),
-                str(max(apart)),
-                "; ".join(f"{n / count:.1%}" for n in changed.values()),
-                "; ".join(f"{1e6 * one / count:.0f}" for one in seconds.values()),
-            )
-        )
+        other = "; ".join(f"{n / count:.1%}" for n in changed.values())
+        micro = "; ".join(f"{1e6 * one / count:.0f}" for one in seconds.values())
+        rows.append((short(name), f"{count:,}", "; ".join(shares), str(max(apart)), other, micro))
     heads = (
         "drafter",
         "alignments",
@@ -578,14 +551,8 @@ async def formula(bench: Seeds) -> str:
     for one in filter(cells.__contains__, settings):
         cell, a = cells[one], cells[one].acceptance
         wanted = sum(a**place for place in range(one.k + 1))
-        rows.append(
-            (
-                f"`{one.method}`, {short(one.drafter).removeprefix('BUNDLED:').lower()}, {one.temperature:g}",
-                f"{a:.1%}",
-                f"{wanted:.2f}",
-                per_pass(cell),
-            )
-        )
+        name = f"`{one.method}`, {short(one.drafter).removeprefix('BUNDLED:').lower()}, {one.temperature:g}"
+        rows.append((name, f"{a:.1%}", f"{wanted:.2f}", per_pass(cell)))
     return Table(("method, drafter, temperature", "α", "formula", "measured"), tuple(rows)).markdown()
 
 
