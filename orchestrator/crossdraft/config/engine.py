@@ -107,6 +107,8 @@ class DrafterOptions(Checked):
     affinity: Path | None = option(None, "For the method rdk: written by `crossdraft affinity`.", metavar="FILE")
 
     def _fault(self) -> str:
+        if self.vocab_follow and self.vocab_keep is None:
+            return "vocab_follow, columns beside those that are kept, needs vocab_keep"
         together = (self.vocab_keep is None) == (self.frequencies is None)
         return "" if together else "vocab_keep, a number of ids, and frequencies, the file that ranks them, go together"
 
