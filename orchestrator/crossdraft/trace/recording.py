@@ -72,7 +72,8 @@ def watched(method: Method, judged: list[Judged]) -> Method:
     """The method, whose walks add each draft token to a list once it is known what became of it."""
 
     def walk(ground: Ground) -> Walk:
-        notes, steps, answer = _Notes(ground, judged, method), method.walk(ground), None
+        notes, steps = _Notes(ground, judged, method), method.walk(ground)
+        answer: Answer = None
         with suppress(StopIteration):
             while True:
                 step = steps.send(answer)
@@ -91,18 +92,18 @@ class _Notes:
 
     def add(self, step: WalkStep, answer: Answer) -> None:
         match step, answer:
-            case NeedDraftToken(path), DraftToken(token, row, whose):
+            case NeedDraftToken(path), DraftToken(token, row, whose) as drafted:
                 before = self._due[-1].chance if path and self._due else None
                 own = token if whose is Whose.TARGET else self._pair.target_id(token)
-                letters = draft_token_letters(self._pair, answer)
-                self._due.append(Judged(letters, self._drafted, own, row and row.probability(token), before or 1.0))
+                letters, q = draft_token_letters(self._pair, drafted), None if row is None else row.probability(token)
+                self._due.append(Judged(letters, self._drafted, own, q, before or 1.0))
                 self._drafted += len(letters)
                 self._decide("")
-            case NeedRow(path=path), Row() if self._due and not self._method.whole_draft:
+            case NeedRow(path=path), Row() as p if self._due and not self._method.whole_draft:
                 one, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
                 if one.start == len(self._text) + path_letters:
                     with suppress(KeyError):  # the row need not list it
-                        one.p = 0.0 if one.token is None else answer.probability(one.token)
+                        one.p = 0.0 if one.token is None else p.probability(one.token)
             case Emit(token, kind), _:
                 self._text += self._pair.target.letters[token]
                 wrong = kind is Kind.CORRECTED and self._method.walk is rejection.walk  # though its text may begin so

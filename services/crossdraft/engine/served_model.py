@@ -239,7 +239,8 @@ class RunningModel:
         """The columns of logits whose ids are and stay among `allowed` (None: all); None: every column."""
         if self.kept is None or allowed is None:
             return allowed
-        return np.flatnonzero(np.isin(self.kept[: self.text_columns and self.text_columns.first], allowed))
+        stay = len(self.kept) if self.text_columns is None else self.text_columns.first
+        return np.flatnonzero(np.isin(self.kept[:stay], allowed))
 
     def ids(self, columns: Ids) -> Ids:
         """The ids that columns of logits stand for, in the same shape."""
