@@ -29,6 +29,8 @@ def test_every_combination_is_a_cell(measure: Measure, started: object, prompts_
         assert 2 <= cell["tokens"] <= 12
         assert cell["tokens_per_pass"] == pytest.approx(cell["tokens"] / cell["passes"])
         assert cell["draft_tokens"] > 0
+        assert {kind: some["prompts"] for kind, some in cell["kinds"].items()} == {"prose": 1, "code": 1}
+        assert sum(some["tokens"] for some in cell["kinds"].values()) == cell["tokens"]
     greedy = [(cell["tokens"], cell["drafter"]) for cell in cells if cell["temperature"] == 0]
     assert greedy == [(greedy[0][0], "tiny")] * 4  # the same text, however it is drafted
 
