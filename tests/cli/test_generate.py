@@ -50,6 +50,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
     words = cli("generate", *pair, "--verbose", *options).err
     assert "\ntokens per pass: 1 without a drafter\n" in words
     assert "1 without a drafter" not in shown.err
+    assert re.search(r"\nepoch 1:\n  '.*': (accepted|refused: '.*' takes its place)\n", words)
     full = cli("generate", *pair, *ROUNDS, "--max-tokens", "2000", "--ignore-eos", PROMPT)
     assert re.search(r"ended +│ context full", full.err)
 

@@ -9,7 +9,7 @@ import pytest
 from crossdraft.cli.select import CERTAIN, Candidate, advice, best_of
 from tests.cli.conftest import Cli
 
-CANDIDATE = Candidate("bundled:b", "slem", 0.5, 1.4, "lock-step, 4", 1.25, 0.1, 12.5, 10.0)
+CANDIDATE = Candidate("bundled:b", "slem", 0.5, 1.4, "lock-step, 4", 1.25, 0.1, 12.5, 10.0, 1, 1.1, {})
 
 
 def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none_beyond_chance() -> None:
@@ -33,7 +33,8 @@ def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none_beyond_chance()
 @pytest.fixture
 def prompts_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("The quick", "A brown fox")))
+    texts = {"prose": "The quick", "code": "def main():"}
+    path.write_text("".join(json.dumps({"text": text, "category": kind}) + "\n" for kind, text in texts.items()))
     return path
 
 
@@ -48,6 +49,8 @@ def test_services_that_run_are_measured_and_the_fastest_is_named(
     for one in found["candidates"]:
         assert one["mostly"]
         assert one["measured"] == pytest.approx(one["tokens_per_second"] / one["plain_tokens_per_second"])
+        assert set(one["kinds"]) == {"prose", "code"}
+        assert (one["without_repeats"] == 0) == (one["repeating"] == 2)
     assert [one["method"] for one in found["skipped"]] == ["rdk"]
     faster = [one for one in found["candidates"] if one["measured"] - CERTAIN * one["error"] > 1]  # as times have it
     fastest = max(faster or found["candidates"], key=lambda one: one["measured"])
@@ -59,7 +62,15 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
     options = ("--method", "seeded", "--max-tokens", 4, "--temperature", 1)
     outcome = cli("select", *pair, "--prompts", prompts_file, *options)
     assert outcome.code == 0, outcome.err
-    for part in ("tokens/pass", "mostly", "seeded", "None " if "None " in outcome.out else "Use "):
+    for part in (
+        "tokens/pass",
+        "without repeats",
+        "By the kind of prompt",
+        "prose",
+        "mostly",
+        "seeded",
+        "None " if "None " in outcome.out else "Use ",
+    ):
         assert part in outcome.out
 
 

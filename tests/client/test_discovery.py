@@ -74,6 +74,21 @@ async def test_without_any_target_all_their_errors_are_said(nowhere: str) -> Non
             pass
 
 
+async def test_a_drafter_that_reads_another_targets_states_is_not_used_from_the_start_on(
+    target: TargetClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size, hidden_size=8)
+    why = "the drafter toy reads hidden states of 8 numbers, and this target has such of 48"
+    async with Server(DRAFTER, PuppetService(description=described), Listening(grace_seconds=0)) as unfit:
+        async with connect(target.address, unfit.address) as pipeline:
+            assert why in pipeline.drafter_fault
+            assert why in caplog.text
+            assert len([token async for token in pipeline.generate(PROMPT, **SETTINGS)]) == 12
+        with pytest.raises(RequestError, match=why):
+            async with connect(target.address, unfit.address, needs_drafter=True):
+                pass
+
+
 async def test_targets_must_serve_the_same_model(target: TargetClient) -> None:
     async with another_model() as other:
         with pytest.raises(RequestError, match="all targets must serve the same model"):

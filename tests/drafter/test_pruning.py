@@ -35,6 +35,23 @@ def frequencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def following_model(drafter_folder: Path, frequencies: Path) -> Iterator[RunningModel]:
+    loaded = load_model(LoadOptions(str(drafter_folder), pruning=Pruning(KEEP, frequencies, follow=6)))
+    model = RunningModel.of(loaded, Side.DRAFTER, 1)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+async def following(following_model: RunningModel) -> AsyncIterator[DrafterClient]:
+    async with (
+        Server(DRAFTER, DrafterService(following_model), AT_ONCE) as server,
+        DrafterClient(server.address) as found,
+    ):
+        yield found
+
+
 @pytest.fixture(scope="session")
 def loaded(drafter_folder: Path, frequencies: Path) -> LoadedModel:
     return load_model(LoadOptions(str(drafter_folder), pruning=Pruning(KEEP, frequencies)))
@@ -91,6 +108,29 @@ async def test_a_row_is_the_full_ones_over_kept_ids(
     np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
 
 
+async def test_columns_that_follow_the_text_have_the_rows_of_its_ids(
+    drafter: DrafterClient, following: DrafterClient, following_model: RunningModel
+) -> None:
+    """The row is the full one over the ids kept and those of prompt and output; columns are given up for newer ids."""
+    text, kept = from_bytes("Größe: 123 %, quick".encode()), following_model.kept[:KEEP].copy()
+    opening, ids = OpenDrafter(text, SamplingOptions(), KEY, WHOLE), following_model.tokenization.encode_prompt_letters
+    newest = [*dict.fromkeys(one for one in reversed(ids(text)) if one not in kept)][:6]
+    assert len(newest) == 6 < len({*ids(text)} - {*kept.tolist()})
+    for _ in range(2):  # the second time the columns are there already
+        rows = []
+        for client in (following, drafter):
+            async with client.session(opening) as session:
+                rows.append((await session.draft(FIRST)).draft_tokens[0].row)
+        cut, full = rows
+        assert {*cut.ids.tolist()} == {*kept.tolist(), *newest}
+        expected = full.probabilities_of(cut.ids) / full.probabilities_of(cut.ids).sum()
+        np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
+    async with following.session(replace(opening, prompt=PROMPT)) as session:
+        assert {*(await session.draft(FIRST)).draft_tokens[0].row.ids.tolist()} >= {*ids(PROMPT)}
+    async with following.session(replace(opening, allowed=np.array([*kept[:3], *newest]))) as session:
+        assert {*(await session.draft(FIRST)).draft_tokens[0].row.ids.tolist()} == {*kept[:3].tolist()}  # they stay
+
+
 async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: LoadedModel) -> None:
     gone = np.setdiff1d(np.arange(loaded.description.vocabulary_size), loaded.kept)
     allowed = np.concatenate([loaded.kept[[3, 20, 40]], gone[:5]])
@@ -109,10 +149,18 @@ async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClie
         assert reason in drafted.reason
 
 
+@pytest.mark.parametrize("cut", ["pruned", "following"])
 @pytest.mark.parametrize(("method", "settings"), [("coupled", {"options": SamplingOptions(0)}), ("slem", {"seed": 5})])
 async def test_outputs_are_those_of_no_drafter(
-    target: TargetClient, pruned: DrafterClient, method: str, settings: dict[str, object]
+    target: TargetClient,
+    pruned: DrafterClient,
+    following: DrafterClient,
+    method: str,
+    settings: dict[str, object],
+    cut: str,
 ) -> None:
+    client = {"pruned": pruned, "following": following}[cut]
+
     async def ids_of(drafter: str | None, **more: object) -> tuple[list[int], Statistics | None]:
         async with connect(target.address, drafter) as pipeline:
             generation = pipeline.generate("def main(argument):", max_tokens=12, **settings, **more)
@@ -122,7 +170,7 @@ async def test_outputs_are_those_of_no_drafter(
 
     # The seed's draws of `slem` are the target's own, with a drafter or without.
     plain, _ = await ids_of(None, **({"method": method} if "seed" in settings else {}))
-    drafted, statistics = await ids_of(pruned.address, method=method, num_speculative_tokens=4, overlap="off")
+    drafted, statistics = await ids_of(client.address, method=method, num_speculative_tokens=4, overlap="off")
     assert drafted == plain
     assert statistics is not None
     assert (statistics.drafter_lost, statistics.stood_aside) == ("", 0)

@@ -211,7 +211,7 @@ async def test_models_of_this_process_are_waited_for_however_long_their_vocabula
 
 
 @pytest.mark.usefixtures("target")  # whose model runs meanwhile
-@pytest.mark.parametrize("fault", ["no model", "no affinity", "no port"])
+@pytest.mark.parametrize("fault", ["no model", "no affinity", "no port", "other states"])
 @pytest.mark.parametrize("port", [0, None], ids=["gRPC", "memory"])
 async def test_models_end_if_they_cannot_serve_together(fault: str, port: int | None, tmp_path: Path) -> None:
     def models() -> int:
@@ -223,6 +223,7 @@ async def test_models_end_if_they_cannot_serve_together(fault: str, port: int | 
             "no model": ServeDrafter(model("no-such-model"), listening),
             "no affinity": ServeDrafter(model("drafter-b"), listening, tmp_path / "none"),
             "no port": ServeDrafter(model("drafter-b"), Listening(port=taken.getsockname()[1])),
+            "other states": ServeDrafter(model("drafter-eagle"), listening),  # it reads those of another target
         }[fault]
         with pytest.raises((ValueError, CannotListen)):
             async with serving(ServeTarget(model("drafter-a"), listening), drafter):

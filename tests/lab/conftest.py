@@ -40,7 +40,8 @@ def figures(**counted: float) -> Statistics:
 @pytest.fixture
 def prompts_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("The quick", "A brown fox", "jumps")))
+    texts = {"The quick": "prose", "A brown fox": "code", "jumps": "prose"}
+    path.write_text("".join(json.dumps({"text": text, "category": kind}) + "\n" for text, kind in texts.items()))
     return path
 
 

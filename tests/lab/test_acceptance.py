@@ -29,6 +29,8 @@ def test_every_combination_is_a_cell(measure: Measure, started: object, prompts_
         assert 2 <= cell["tokens"] <= 12
         assert cell["tokens_per_pass"] == pytest.approx(cell["tokens"] / cell["passes"])
         assert cell["draft_tokens"] > 0
+        assert {kind: some["prompts"] for kind, some in cell["kinds"].items()} == {"prose": 1, "code": 1}
+        assert sum(some["tokens"] for some in cell["kinds"].values()) == cell["tokens"]
     greedy = [(cell["tokens"], cell["drafter"]) for cell in cells if cell["temperature"] == 0]
     assert greedy == [(greedy[0][0], "tiny")] * 4  # the same text, however it is drafted
 
@@ -106,11 +108,13 @@ def test_a_cell_is_a_ratio_of_sums_with_the_error_over_prompts() -> None:
         {"tokens": 10, "accepted": 3, "corrected": 1, "drafted_at": (4, 2), "judged_at": (4, 1), "accepted_at": (3, 1)},
         {"tokens": 20, "accepted": 6, "drafted_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
     ]
-    cell = cell_of(SETTING, [figures(passes=10, row_misses=2, draft_tokens=50, **count) for count in counts], 1.5)
+    cell = cell_of(
+        SETTING, [figures(passes=10, row_misses=2, draft_tokens=50, **count) for count in counts], seconds=1.5
+    )
     assert cell.standard_error == pytest.approx(0.5)
     assert (cell.tokens_per_pass, cell.acceptance) == (1.5, 0.9)
     assert cell.tokens_per_planned_pass == 30 / 16
     assert (cell.acceptance_at, cell.accepted_length) == ((5 / 8, 1.0), 6 / 8)
     assert (cell.tokens, cell.passes, cell.row_misses, cell.draft_tokens, cell.seconds) == (30, 20, 4, 100, 1.5)
     assert (cell.method, cell.drafter, cell.temperature, cell.k, cell.prompts) == ("slem", "some/drafter", 1.0, 5, 2)
-    assert cell_of(SETTING, [figures(tokens=4, passes=2)], 1.0).standard_error == 0
+    assert cell_of(SETTING, [figures(tokens=4, passes=2)]).standard_error == 0

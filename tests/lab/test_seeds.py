@@ -8,8 +8,8 @@ import pytest
 from scipy import sparse
 from scipy.optimize import linprog
 
+from crossdraft.cli.measuring import repeats
 from crossdraft.lab import stamps
-from crossdraft.lab.acceptance import repeats
 from crossdraft.lab.limit import Text, first_token, tokens_per_pass
 from crossdraft.lab.seeds import TABLES
 from crossdraft.text.letters import NOTHING, Letters

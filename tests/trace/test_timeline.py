@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from crossdraft.client.api import Generation
@@ -24,15 +25,19 @@ from crossdraft.session.events import (
 )
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import Letters, to_bytes
-from crossdraft.trace.recording import Step
+from crossdraft.trace.recording import Judged, Step, watched
 from crossdraft.trace.timeline import DRAFTER, OUTPUT, TARGET, VERIFICATION, Span, Watch, What, trace_events
 from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, SamplingOptions
-from crossdraft.types.rows import DraftToken
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import TokenTree
+from crossdraft.verification.methods import COUPLED, SEEDED, SLRS, UNION, Method
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Refused
 from tests.clock import World
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
 from tests.trace.recordings import virtual_steps
+from tests.verification.enumerating import EnumeratingChooser
+from tests.vocabularies import pair_of
 
 FIRST = Open(1, OpenTarget((0,), SamplingOptions(), None))
 DRAFTING = Open(2, OpenDrafter(Letters(""), SamplingOptions(), None, 0))
@@ -47,10 +52,10 @@ def step(now: float, event: Event | None, *commands: Command, seconds: float = 0
 
 
 def timeline(*steps: Step) -> list[Span]:
-    return watched(steps, len(steps))
+    return spans_of(steps, len(steps))
 
 
-def watched(steps: Sequence[Step], every: int) -> list[Span]:
+def spans_of(steps: Sequence[Step], every: int) -> list[Span]:
     """What is taken after each `every` steps, and at the end, by its beginning."""
     watch, spans = Watch(), list[Span]()
     for count, step in enumerate(steps, 1):
@@ -187,7 +192,7 @@ def steps(request: pytest.FixtureRequest) -> list[Step]:
 
 @pytest.mark.parametrize("every", [3, 1000])
 def test_nobody_works_on_two_things_at_once(steps: list[Step], every: int) -> None:
-    found = watched(steps, every)
+    found = spans_of(steps, every)
     for lane in (DRAFTER, TARGET):
         mine = works(found, lane)
         assert all(work.begin <= work.end for work in mine)
@@ -196,7 +201,7 @@ def test_nobody_works_on_two_things_at_once(steps: list[Step], every: int) -> No
 
 @pytest.mark.parametrize("every", [1, 7])
 def test_what_is_taken_piece_by_piece_is_what_is_taken_at_the_end(steps: list[Step], every: int) -> None:
-    whole, taken = watched(steps, len(steps)), watched(steps, every)
+    whole, taken = spans_of(steps, len(steps)), spans_of(steps, every)
 
     def placed(spans: list[Span]) -> Counter[tuple[str, float, float, What, int]]:
         # Messages of drafters and their works may be placed a little differently.
@@ -207,7 +212,7 @@ def test_what_is_taken_piece_by_piece_is_what_is_taken_at_the_end(steps: list[St
 
 
 def test_tokens_passes_and_marks_are_those_of_the_session(steps: list[Step]) -> None:
-    spans = watched(steps, 2)
+    spans = spans_of(steps, 2)
     (counts,) = [one.counts for step in steps for one in step.commands if isinstance(one, Finished)]
     emitted = [one for step in steps for one in step.commands if isinstance(one, Emitted)]
     assert [(one.what.value, one.label) for one in spans if one.lane == OUTPUT] == [
@@ -251,3 +256,54 @@ async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() 
     seen += watch.take()
     assert running.statistics is not None
     assert sum(one.what in (What.PASS, What.MISS) for one in seen) == running.statistics.passes
+
+
+@pytest.mark.parametrize("method", [UNION, COUPLED], ids=lambda one: one.name)
+def test_of_a_draft_token_p_q_chance_and_verdict_are_told(method: Method) -> None:
+    """The guide's example: accepted with min(1, p/q)."""
+    judged: list[Judged] = []
+    pair = pair_of(("a", "b"), ("a", "b"))
+    walk = watched(method, judged).walk(Ground(pair, EnumeratingChooser([])))
+    p, q = Row(np.array([0, 1]), np.array([0.2, 0.8])), Row(np.array([0, 1]), np.array([0.5, 0.5]))
+    answer, drafted = None, [DraftToken(1, q), DraftToken(0, q)]
+    for token, verdict in ((1, "accepted"), (0, "refused: 'b' takes its place")):
+        while not (judged and judged[-1].verdict == verdict):
+            match walk.send(answer):
+                case NeedDraftToken(path):
+                    answer = None if path else drafted.pop(0)
+                case NeedRow(known=known):
+                    answer = None if known else p
+                case Emit() | Refused():
+                    answer = None
+        chance = min(1, p.probability(token) / 0.5)
+        assert f"q 0.500, p {p.probability(token):.3f}, chance {chance:.3f}" in str(judged[-1])
+    assert [one.letters for one in judged] == ["b", "a"]
+
+
+def test_a_token_that_a_longer_one_replaces_is_refused_though_the_text_agrees() -> None:
+    judged: list[Judged] = []
+    walk = watched(UNION, judged).walk(Ground(pair_of(("a", "aa"), ("a",)), EnumeratingChooser([])))
+    p, answers = Row(np.array([0, 1]), np.array([0.2, 0.8])), [DraftToken(0, Row(np.array([0]), np.ones(1)))]
+    step = next(walk)
+    while not judged:
+        answer = (
+            answers.pop() if step == NeedDraftToken() else p if isinstance(step, NeedRow) and not step.known else None
+        )
+        step = walk.send(answer)
+    assert str(judged[0]) == "'a': q 1.000, p 0.200, chance 0.200, refused: 'aa' takes its place"
+
+
+@pytest.mark.parametrize("method", [UNION, SEEDED, SLRS], ids=lambda one: one.name)
+async def test_each_draft_token_that_was_asked_for_is_told(method: Method) -> None:
+    target, drafter = toys()
+    watch = Watch()
+    services = services_of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
+    given = assignment(method=method, controller=lock_step(3))
+    running = Generation(given, services, watch=watch)
+    async with asyncio.timeout(30), running:
+        kinds = Counter([token.kind async for token in running])
+    told = [one.label for one in watch.take() if one.what is What.JUDGED]
+    assert told
+    assert sum("takes its place" in one for one in told) <= kinds[Kind.CORRECTED]
+    assert all(one.endswith(("accepted", "takes its place")) for one in told)
+    assert all(("chance" in one) == (method is UNION) for one in told)

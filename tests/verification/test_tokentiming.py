@@ -92,12 +92,12 @@ class Asked(EnumeratingChooser):
         return True
 
 
-def judged(target: Sequence[str], drafted: Sequence[tuple[str, float]]) -> tuple[list[str], list[float]]:
+def judged(target: Sequence[str], drafted: Sequence[tuple[str, float]], **given: int) -> tuple[list[str], list[float]]:
     """The proxies of a draft of (letters, probability), and the q of each: p is 1/2 wherever a proxy is judged."""
     letters = tuple(dict.fromkeys(text for text, _ in drafted))
     pair = pair_of(target, (*letters, "other"))
     chooser = Asked()
-    steps = walk(Ground(pair, chooser, encode=greedy_tokens(pair.target)))
+    steps = walk(Ground(pair, chooser, encode=greedy_tokens(pair.target), **given))
     draft_tokens = [
         DraftToken(letters.index(text), row_of([letters.index(text), len(letters)], [chance, 1 - chance]))
         for text, chance in drafted
@@ -115,6 +115,13 @@ def judged(target: Sequence[str], drafted: Sequence[tuple[str, float]]) -> tuple
                 step = next(steps)
             case _:
                 return found, [0.5 / chance for chance in chooser.chances]
+
+
+def test_the_band_is_the_requests() -> None:
+    drafted = (("ba", 0.25), ("aba", 0.5), ("a", 0.75), ("aa", 0.8))
+    target = ("baa", "b", "aaa", "a")
+    assert judged(target, drafted)[1] == pytest.approx([0.25, 0.25, 0.5, 0.8])
+    assert judged(target, drafted, band=0)[1] == pytest.approx([0.25, 0.5, 0.75, 0.8])
 
 
 @pytest.mark.parametrize(

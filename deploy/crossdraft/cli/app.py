@@ -127,7 +127,9 @@ def generate(
     where: WhereToGenerate,
     options: RequestOptions,
     as_json: bool = option(False, "Print one JSON object for each token, then one for the whole.", "--json"),
-    verbose: bool = option(False, "Say what each of the figures means.", "--verbose", "-v"),
+    verbose: bool = option(
+        False, "Say what each of the figures means, and what became of each draft token.", "--verbose", "-v"
+    ),
 ) -> None:
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
     from crossdraft.cli import generate as module
@@ -185,7 +187,10 @@ def select(
     target: str = option("bundled:target", "A folder, a hub id, bundled:NAME, or HOST:PORT."),
     drafter: list[str] = option(DRAFTERS, f"A folder, a hub id, bundled:NAME, or HOST:PORT; {COMMAS}."),
     prompts: Path | None = option(
-        None, "Prompts like those that will be served: JSON lines, each with a `text`.", metavar="FILE"
+        None,
+        "Prompts like those that will be served: JSON lines, each with a `text`, and perhaps a `category`.",
+        "--prompts",
+        metavar="FILE",
     ),
     limit: int = option(4, "Max prompts to use.", min=2),
     method: list[str] | None = option(
@@ -201,9 +206,15 @@ def select(
     from crossdraft.cli.prompts import prompts_of
     from crossdraft.cli.running import PROMPTS
 
-    texts = PROMPTS[:limit] if prompts is None else prompts_of(prompts, limit)
-    selection = module.Selection(target, tuple(drafter), texts, tuple(method or ()), temperature, max_tokens, engine)
-    module.select(selection, as_json)
+    given = prompts_of(prompts, limit) if prompts else ()
+    texts, kinds = tuple(str(one.content) for one in given), tuple(one.category for one in given)
+    methods = tuple(method or ())
+    module.select(
+        module.Selection(
+            target, tuple(drafter), texts or PROMPTS[:limit], methods, temperature, max_tokens, engine, kinds
+        ),
+        as_json,
+    )
 
 
 @command(app, runs="crossdraft.cli.corpus:make_affinity")

@@ -1,7 +1,9 @@
 """How a generation is shown: coloured text and a table of figures, or a line of JSON for each token."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 
 from rich.console import Console
 from rich.segment import Segment, Segments
@@ -12,6 +14,7 @@ from rich.text import Text
 from crossdraft.cli.running import PlainConsole
 from crossdraft.client import Generation, Kind, Reason, Statistics, Token
 from crossdraft.serving.grpc_client import RemoteGeneration
+from crossdraft.trace.timeline import Span, What
 
 Generated = Generation | RemoteGeneration
 RATIOS = (
@@ -24,6 +27,10 @@ LEGEND = (
     "bonus (while there was no draft token to judge)"
 )
 TAKEN = "taken from the draft"  # a row of figures
+ROUNDS = (
+    "draft tokens; q: the drafter's probability, p: the target's, chance: of being accepted as a whole token, "
+    "min(1, p/q), times that of those before it where a method decides several together"
+)
 POSITIONS = 8  # of a round, for which acceptance is shown
 MEANINGS = {  # of rows of figures
     "tokens": "accepted: agree with the draft; corrected: in place of a refused one; bonus: no draft token to judge",
@@ -73,6 +80,14 @@ class TextScreen:
         for line in explanation_of(generation) if generation.decisions else ():
             self._notes.print(Text(line), soft_wrap=True)
 
+    def rounds(self, spans: Sequence[Span]) -> None:
+        """What became of each draft token, if that is wanted."""
+        if self._verbose:
+            judged = sorted((one for one in spans if one.what is What.JUDGED), key=lambda one: one.begin)
+            epochs = groupby(judged, lambda one: one.epoch)
+            lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
+            self._notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)
+
     def _write(self, text: str, style: Style) -> None:
         # As a segment, because a rich Text would widen tabs and drop carriage returns.
         shown = text.translate(VISIBLE) if self._out.is_terminal else text
@@ -104,6 +119,9 @@ class JsonScreen:
             record["decisions"] = [asdict(decision) for decision in generation.decisions]
             record["estimates"] = list(generation.estimates)
         self._write(record)
+
+    def rounds(self, spans: Sequence[Span]) -> None:
+        """Prints nothing."""
 
     def _write(self, record: dict[str, object]) -> None:
         print(json.dumps(record), flush=True)

@@ -22,6 +22,7 @@ from crossdraft.rpc.security import trusting_credentials
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.grpc_client import Client
 from crossdraft.session.models import requested_method
+from crossdraft.trace.timeline import Watch
 
 # An output has one session of each, and another after a loss. What they can use bounds a cache whose size is not named.
 NOWHERE = Listening(port=None, grace_seconds=0, sessions=SessionOptions(max_sessions=4))
@@ -58,7 +59,7 @@ def generate(request: GenerationRequest, where: WhereToGenerate, as_json: bool, 
         request: what.
         where: by which services or server.
         as_json: print JSON.
-        verbose: say what the figures mean.
+        verbose: say what the figures mean, and what became of each draft token.
 
     Raises:
         UsageError: options do not go together or are out of their range; a server cannot serve the request, or knows no
@@ -149,9 +150,10 @@ async def _with_services(request: GenerationRequest, where: WhereToGenerate, scr
     async with (
         services(where) as (target, drafter),
         connect(target, drafter, waiting, tls=tls_files(where), trusted=not where.untrusted_drafter) as pipeline,
-        pipeline.run(request) as generation,
+        pipeline.run(request, watch := Watch()) as generation,
     ):
         await _show(request, generation, screen)
+        screen.rounds(watch.take())
 
 
 async def _on_server(request: GenerationRequest, where: WhereToGenerate, server: str, screen: Screen) -> None:

@@ -1,5 +1,6 @@
 """What commands that measure share: the settings that are compared, the figures of generations, tables."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
@@ -27,6 +28,7 @@ class Setting:
     options: tuple[str, ...] = ()  # of the drafter's command
     nodes: int = 0  # of a draft tree, of depth k; 0: a chain
     keep: int = 0  # ids of the drafter's LM head; 0: all
+    band: int = GenerationRequest.alignment_band
     controlled: bool = False  # a controller decides how far to draft, and says it; K is of no account
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
@@ -46,6 +48,7 @@ class Setting:
                 seed=seed,
                 choice=number,
                 allow_inexact=True,
+                alignment_band=self.band,
                 overlap=Overlap.AUTO if self.controlled else Overlap.OFF,
                 explain=self.controlled,
                 tree_nodes=self.nodes,
@@ -99,6 +102,15 @@ def total_of(figures: Sequence[Statistics]) -> Statistics:
         several = isinstance(values[0], tuple)
         sums[name] = tuple(map(sum, zip_longest(*values, fillvalue=0))) if several else sum(values)
     return replace(figures[0], **sums)
+
+
+NGRAM, REPEATING = 3, 0.2  # an output repeats itself if more than this share of its different n-grams occur again
+
+
+def repeats(ids: Sequence[int]) -> bool:
+    """Whether an output repeats itself (TokenTiming, Algorithm 5, with its token ids for words)."""
+    counts = Counter(zip(*(ids[place:] for place in range(NGRAM)), strict=False))
+    return sum(count > 1 for count in counts.values()) > REPEATING * len(counts)
 
 
 @dataclass(frozen=True)

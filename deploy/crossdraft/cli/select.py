@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import log, sqrt
 from pathlib import PurePath
 from statistics import stdev
 
-from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, print_table, total_of
+from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, print_table, repeats, total_of
 from crossdraft.cli.processes import Wanted, patience, running, threads_each
+from crossdraft.cli.prompts import by_category
 from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, UsageError, checked_options, counted, run_to_end
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.config.engine import STARTED, EngineOptions
@@ -26,6 +28,7 @@ from crossdraft.verification.methods import method_named
 ADDRESS = re.compile(r"[^/\s]+:\d+")  # what a hub id or bundled:NAME does not match
 GREEDY_METHODS = ("standard", "slem", "tli", "coupled")
 SAMPLING_METHODS = ("standard", "seeded", "tli", "coupled", "coupled-shared")
+Pair = tuple[Statistics, Statistics]  # of an output, and of the same without a drafter
 RUNS = 3  # generations per prompt and method: to learn, and then beside one without a drafter
 
 COLUMNS: Columns = {
@@ -35,6 +38,7 @@ COLUMNS: Columns = {
     "tokens/pass": lambda one: f"{one.tokens_per_pass:.2f}",
     "mostly": lambda one: one.mostly,
     "measured": lambda one: f"{_speedup(one)} ×",
+    "without repeats": lambda one: f"{one.without_repeats:.2f} × ({one.repeating})",
     "tokens/s": lambda one: f"{one.tokens_per_second:.1f} ({one.plain_tokens_per_second:.1f})",
 }
 CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
@@ -51,6 +55,7 @@ class Selection:
     temperature: float
     max_tokens: int
     engine: EngineOptions = STARTED  # of models that are given by name
+    kinds: tuple[str, ...] = ()  # of the prompts
 
     @property
     def tried(self) -> tuple[str, ...]:
@@ -133,6 +138,9 @@ class Candidate:
     error: float  # standard error of `measured`, over prompts
     tokens_per_second: float  # prompts and the opening of sessions included
     plain_tokens_per_second: float  # without a drafter
+    repeating: int  # outputs that repeat themselves
+    without_repeats: float  # `measured` by the others; 0: there are none
+    kinds: dict[str, float]  # `measured` by the kind of prompt, if there are several
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,16 +164,16 @@ class _Pair:
                 candidates.append(await self._candidate(method))
 
     async def _candidate(self, method: str) -> Candidate:
-        drafted, plain, choices = [], [], Counter[str]()
+        pairs, others, choices = list[Pair](), list[Pair](), Counter[str]()
         requests = self.selection.requests(method)
         for request in requests:
             await self._run(self.pipeline, request, Counter())
         for request, without in zip(requests, self.selection.plain(), strict=True):
-            drafted.append(await self._run(self.pipeline, request, choices))
-            plain.append(await self._run(self.plain, without, Counter()))
-        total = total_of(drafted)
-        speed, plain_speed = total.tokens_per_second, total_of(plain).tokens_per_second
-        pairs = zip(drafted, plain, strict=True)
+            drafted, repeating = await self._run(self.pipeline, request, choices)
+            pairs.append((drafted, (await self._run(self.plain, without, Counter()))[0]))
+            others += [] if repeating else pairs[-1:]
+        total, plain_total = map(total_of, zip(*pairs, strict=True))
+        speed, plain_speed = total.tokens_per_second, plain_total.tokens_per_second
         gains = [log(one.tokens_per_second / other.tokens_per_second) for one, other in pairs]
         return Candidate(
             drafter=self.name,
@@ -177,16 +185,30 @@ class _Pair:
             error=speed / plain_speed * stdev(gains) / sqrt(len(gains)),
             tokens_per_second=speed,
             plain_tokens_per_second=plain_speed,
+            repeating=len(pairs) - len(others),
+            without_repeats=_speed(others),
+            kinds={kind: _speed(some) for kind, some in by_category(self.selection.kinds, pairs).items()},
         )
 
-    async def _run(self, pipeline: Pipeline, request: GenerationRequest, choices: Counter[str]) -> Statistics:
-        """The figures of one output, whose epochs are counted by how they were drafted."""
+    async def _run(
+        self, pipeline: Pipeline, request: GenerationRequest, choices: Counter[str]
+    ) -> tuple[Statistics, bool]:
+        """The figures of one output, whose epochs are counted by how they were drafted, and whether it repeats
+        itself."""
         generation = pipeline.run(request)
         figures = await finished(generation)
         for decision in generation.decisions:
             choices[decision.choice.settings] += decision.epochs
         self.advance()
-        return figures
+        return figures, repeats(generation.ids)
+
+
+def _speed(pairs: Sequence[Pair]) -> float:
+    """Of outputs together, beside the same without a drafter; 0: there are none."""
+    if not pairs:
+        return 0.0
+    drafted, plain = map(total_of, zip(*pairs, strict=True))
+    return drafted.tokens_per_second / plain.tokens_per_second
 
 
 def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
@@ -195,6 +217,10 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         table = Table.of(fastest_first, COLUMNS)
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
         print_table(f"{title}; speed without one is 1", table.headings, table.rows)
+        kinds = {kind: partial(_of_kind, kind) for one in candidates[:1] for kind in one.kinds}
+        if kinds:
+            table = Table.of(fastest_first, {name: COLUMNS[name] for name in ("drafter", "method")} | kinds)
+            print_table("By the kind of prompt", table.headings, table.rows)
         for one in skipped:
             print(one)
         print(advice(candidates))
@@ -208,6 +234,10 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         "advice": advice(candidates),
     }
     print(json.dumps(record))
+
+
+def _of_kind(kind: str, one: Candidate) -> str:
+    return f"{one.kinds[kind]:.2f} ×"
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate | None:

@@ -9,6 +9,7 @@ from typing import Any
 from crossdraft.drafter.service import DrafterService, ServeDrafter, load_service, server_of
 from crossdraft.engine.kv_cache import MemoryShare
 from crossdraft.rpc.server import Server
+from crossdraft.session.models import Models
 from crossdraft.target.service import ServeTarget, TargetService, target_server
 
 MODELS = TargetService, DrafterService
@@ -22,7 +23,7 @@ async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> A
     Of two models on one device the one whose KV cache takes what is there makes it last, and they step by turns.
 
     Raises:
-        ValueError: a model cannot be run.
+        ValueError: a model cannot be run, or the drafter reads other hidden states than the target's.
         CannotListen: a port cannot be had.
     """
     helping: list[DrafterService] = []
@@ -48,6 +49,9 @@ async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> A
             servers["drafter"] = server_of(helping[0], drafter)
             stack.push_async_callback(servers["drafter"].drain)
         services = [each for server in servers.values() if isinstance(each := server.service, MODELS)]
+        if len(services) == len(servers) == 2:
+            own, helper = (service.running for service in services)
+            _ = Models(own.description, own.tokenization, helper.description).reads_hidden
         threads = [service.running.thread for service in services]
         if len({thread.engine.device for thread in threads}) < len(threads):
             for thread in threads:

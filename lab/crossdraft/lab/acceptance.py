@@ -1,16 +1,16 @@
 """`crossdraft bench acceptance`: tokens per pass of methods and drafters over many prompts."""
 
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from math import sqrt
 from typing import ClassVar
 
-from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, total_of
+from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, repeats, total_of
+from crossdraft.cli.prompts import by_category
 from crossdraft.cli.running import ProgressCounter, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, Statistics
 from crossdraft.lab.commands import AcceptancePlan
@@ -36,19 +36,11 @@ class MeasuredSetting(Setting):
     step_seconds: float  # of the drafter, for each step: a draft token, or a level of a tree
     repeating: int  # outputs that repeat themselves
     without_repeats: float  # tokens_per_pass of the others; 0: there are none
-
-
-NGRAM, REPEATING = 3, 0.2  # an output repeats itself if more than this share of its different n-grams occur again
-
-
-def repeats(ids: Sequence[int]) -> bool:
-    """Whether an output repeats itself (TokenTiming, Algorithm 5, with its token ids for words)."""
-    counts = Counter(zip(*(ids[place:] for place in range(NGRAM)), strict=False))
-    return sum(count > 1 for count in counts.values()) > REPEATING * len(counts)
+    kinds: "Mapping[str, MeasuredSetting]" = field(default_factory=dict)  # the same by category of prompts, if several
 
 
 def cell_of(
-    setting: Setting, figures: Sequence[Statistics], seconds: float, repeating: Sequence[bool] = ()
+    setting: Setting, figures: Sequence[Statistics], repeating: Sequence[bool] = (), seconds: float = 0.0
 ) -> MeasuredSetting:
     """Sums over prompts; `repeating` says of each whether its output repeats itself.
 
@@ -78,14 +70,22 @@ def cell_of(
     )
 
 
+def per_pass(cell: MeasuredSetting) -> str:
+    return f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}"
+
+
+def without_repeats(cell: MeasuredSetting) -> str:
+    return f"{cell.without_repeats:.2f} ({cell.repeating})"
+
+
 class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
     """`crossdraft bench acceptance`: every setting over all prompts, in lock-step rounds."""
 
     unit: ClassVar[str] = "generations"
     columns: ClassVar[Columns] = {
         **SETTING,
-        "tokens/pass": lambda cell: f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}",
-        "without repeats": lambda cell: f"{cell.without_repeats:.2f} ({cell.repeating})",
+        "tokens/pass": per_pass,
+        "without repeats": without_repeats,
         "no misses": lambda cell: f"{cell.tokens_per_planned_pass:.2f}",
         "accepted": lambda cell: f"{cell.acceptance:.1%}",
         "a round": lambda cell: f"{cell.accepted_length:.2f}",
@@ -141,8 +141,10 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
 
         requests = setting.requests(self.prompts, self.plan.max_tokens)
         found = await gathered(generated, requests, self.plan.concurrency)
-        figures, repeating = zip(*found, strict=True)
-        return cell_of(setting, figures, time.monotonic() - began, repeating)
+        kinds = {
+            kind: cell_of(setting, *zip(*some, strict=True)) for kind, some in by_category(self.kinds, found).items()
+        }
+        return replace(cell_of(setting, *zip(*found, strict=True), time.monotonic() - began), kinds=kinds)
 
     def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
         cells = [one for one in results if isinstance(one, MeasuredSetting)]
@@ -150,8 +152,15 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
         places = max((len(cell.acceptance_at) for cell in cells), default=0)
         at = {str(place + 1): _accepted_at(place) for place in range(places)}
         yield Table.of(cells, {**SETTING, **at}, "Accepted by place in a round, of the draft tokens judged there")
+        kinds = {kind: _of_kind(kind) for cell in cells[:1] for kind in cell.kinds}
+        if kinds:
+            yield Table.of(cells, {**SETTING, **kinds}, "Tokens per pass by kind of prompt; without repeats")
         yield from (str(one) for one in results if isinstance(one, Skipped))
 
 
 def _accepted_at(place: int) -> Callable[[MeasuredSetting], str]:
     return lambda cell: f"{cell.acceptance_at[place]:.1%}" if place < len(cell.acceptance_at) else ""
+
+
+def _of_kind(kind: str) -> Callable[[MeasuredSetting], str]:
+    return lambda cell: f"{per_pass(cell.kinds[kind])}; {without_repeats(cell.kinds[kind])}"

@@ -89,9 +89,9 @@ class Reader:
         first = bisect_left(self.strings, beginning)
         return first, bisect_left(self.strings, beginning + AFTER_ALL, first)
 
-    def rows(self, contexts: Sequence[tuple[int, ...]], temperature: float = 1.0) -> Probabilities:
+    def rows(self, contexts: Sequence[tuple[int, ...]]) -> Probabilities:
         """The distributions after each of these ids, float64 (n, V)."""
-        found: Probabilities = (self.logits(contexts) / temperature).softmax(-1).numpy()
+        found: Probabilities = self.logits(contexts).softmax(-1).numpy()
         return found
 
     def ids(self, text: Letters) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ def tokens_per_pass(texts: Sequence[Text], chances: Sequence[Probabilities], dra
 
 
 def texts_of(
-    drafter: Reader, context: Letters, wanted: Iterable[Letters], k: int, row: Probabilities | None = None
+    drafter: Reader, context: Letters, wanted: Iterable[Letters], k: int
 ) -> tuple[dict[Letters, float], float]:
     """The texts of a draft of k tokens, as far as these target tokens need them, and the mass that was not followed."""
     beginnings = {token[:size] for token in wanted for size in range(1, len(token))}

@@ -23,7 +23,7 @@ from crossdraft.cli.measuring import SEED, Columns, Setting, Table
 from crossdraft.cli.running import ProgressCounter, UsageError
 from crossdraft.config.commands import AffinityOptions
 from crossdraft.lab import limit, stamps
-from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting
+from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting, per_pass, without_repeats
 from crossdraft.lab.commands import AcceptancePlan, SeedsPlan
 from crossdraft.lab.limit import Reader
 from crossdraft.lab.training.corpus import read_corpus
@@ -35,10 +35,12 @@ from crossdraft.text.report import Pieces, combinations_of, compare, decoding, p
 from crossdraft.verification.alignment import align
 
 A, B, C, TARGET = "bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c", "bundled:target"
+EAGLE = "bundled:drafter-eagle"
 PAIR = ("target", "drafter-a", "drafter-b")
 REAL = "real"  # vocabularies of other models than the bundled ones
 SHORTEST = 150_000  # tokens of Table 8
 TOKENS = 24  # of a continuation
+NO_BAND = 10**6  # wider than any draft
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Seeds(Prompted[SeedsPlan, Made]):
     def __init__(self, plan: SeedsPlan) -> None:
         super().__init__(plan)
         self._cells: dict[Setting, MeasuredSetting] = {}
+        plan.work.mkdir(parents=True, exist_ok=True)
 
     @cached_property
     def wanted(self) -> list[SeedTable]:
@@ -157,7 +160,6 @@ class Seeds(Prompted[SeedsPlan, Made]):
     @cached_property
     def corpus(self) -> Path:
         """The sources that the models were trained on, as JSON lines."""
-        self.plan.work.mkdir(parents=True, exist_ok=True)
         path = self.plan.work / "corpus.jsonl"
         path.write_text("".join(json.dumps({"text": one.text}) + "\n" for one in read_corpus().training))
         return path
@@ -203,10 +205,6 @@ def percent(values: Sequence[float] | Probabilities, base: Sequence[float] | Pro
     difference = np.subtract(values, base)
     added = f" ({difference.mean():+.1%} ± {difference.std() / len(difference) ** 0.5:.1%})"
     return f"{np.mean(values):.1%}{added}"
-
-
-def per_pass(cell: MeasuredSetting) -> str:
-    return f"{cell.tokens_per_pass:.2f} ± {cell.standard_error:.2f}"
 
 
 def short(name: str) -> str:
@@ -272,18 +270,8 @@ async def combinations(bench: Seeds) -> str:
         means = [f"{10**one.log10_of_mean:,.1f}" for one in (ways, forwards)]
         shown = [", ".join(f"{number:,}" for number in one.quartiles) for one in (ways, forwards)]
         largest = f"{10**ways.log10_of_largest:,.0f}"
-        rows.append(
-            (
-                name.lower(),
-                f"{ways.tokens:,}",
-                shown[0],
-                means[0],
-                largest,
-                f"{hello.count}; {hello.forwards}",
-                shown[1],
-                means[1],
-            )
-        )
+        spelled = f"{hello.count}; {hello.forwards}"
+        rows.append((name.lower(), f"{ways.tokens:,}", shown[0], means[0], largest, spelled, shown[1], means[1]))
     heads = ("", "tokens", "quartiles", "mean", "largest", "`hello`: ways; forwards", "forwards, quartiles", "mean")
     return Table(heads, tuple(rows)).markdown()
 
@@ -325,20 +313,10 @@ async def first_draft_token(bench: Seeds) -> str:
             spread.append(float(np.minimum(p[place][ids], weights).sum()))
             after.append(float(ids[weights.argmax()] == best[place]))
             first, chances = matrix.redistribute(top, np.ones(1))
-            before.append(
-                (float(pair.to_target_ids(top)[0] == best[place]), float(first[chances.argmax()] == best[place]))
-            )
-        greedy = np.array(before)
-        lines.append(
-            (
-                short(name),
-                percent(plain),
-                percent(spread, plain),
-                percent(greedy[:, 0]),
-                percent(greedy[:, 1]),
-                percent(after),
-            )
-        )
+            guesses = pair.to_target_ids(top)[0], first[chances.argmax()]
+            before.append([float(one == best[place]) for one in guesses])
+        greedy = map(percent, (*np.array(before).T, after))
+        lines.append((short(name), percent(plain), percent(spread, plain), *greedy))
     heads = ("drafter", "T = 1: `tli`", "`rdk`", "T = 0: `tli`", "temperature first", "redistributed first")
     return f"{len(bench.places)} places.\n\n" + Table(heads, tuple(lines)).markdown()
 
@@ -398,7 +376,7 @@ async def tokentiming(bench: Seeds) -> str:
 
 
 def _with_repeats(cell: MeasuredSetting) -> str:
-    return f"{cell.acceptance:.0%}; {per_pass(cell)}; {cell.without_repeats:.2f} ({cell.repeating} left out)"
+    return f"{cell.acceptance:.0%}; {_tokens(cell)}"
 
 
 def _given(bench: Seeds, name: str) -> tuple[str, ...]:
@@ -413,26 +391,45 @@ async def bands(bench: Seeds) -> str:
     target, rows = bench.readers[TARGET].tokenization, []
     for name in (A, B, C):
         apart, changed, count = [], dict.fromkeys((0, 1, 2, 4, 8), 0), 0
+        seconds = dict.fromkeys((*changed, 16, NO_BAND), 0.0)
         for text in filter(None, texts):
             tokens = [_letters(one, text) for one in (bench.readers[name].tokenization, target)]
             for draft, proxies in _windows(tokens[0], tokens[1]):
-                whole = align(draft, proxies, 10**6)
+                for band in seconds:
+                    began = time.perf_counter()
+                    align(draft, proxies, band)
+                    seconds[band] += time.perf_counter() - began
+                whole = align(draft, proxies, NO_BAND)
                 apart += [abs(here - there) for here, there in whole]
                 last, count = {there: here for here, there in whole}, count + 1
                 for band in changed:
                     changed[band] += {there: here for here, there in align(draft, proxies, band)} != last
         shares = [f"{np.mean(np.array(apart) > most):.1%}" for most in (0, 1, 2, 4, 8)]
-        rows.append(
-            (
-                short(name),
-                f"{count:,}",
-                "; ".join(shares),
-                str(max(apart)),
-                "; ".join(f"{n / count:.1%}" for n in changed.values()),
-            )
-        )
-    heads = ("drafter", "alignments", "Δpos > 0; 1; 2; 4; 8", "largest", "other q with band 0; 1; 2; 4; 8")
+        other = "; ".join(f"{n / count:.1%}" for n in changed.values())
+        micro = "; ".join(f"{1e6 * one / count:.0f}" for one in seconds.values())
+        rows.append((short(name), f"{count:,}", "; ".join(shares), str(max(apart)), other, micro))
+    heads = (
+        "drafter",
+        "alignments",
+        "Δpos > 0; 1; 2; 4; 8",
+        "largest",
+        "other q with band 0; 1; 2; 4; 8",
+        "µs with 0; 1; 2; 4; 8; 16; none",
+    )
     return Table(heads, tuple(rows)).markdown()
+
+
+@table("band-tokens", "tokentiming.md", "target", "drafter-a", "drafter-b", "drafter-c")
+async def band_tokens(bench: Seeds) -> str:
+    """Appendix K: what the band does to acceptance, with drafts that are long enough for it to matter."""
+    lines = {
+        "none" if band == NO_BAND else str(band): {
+            f"{short(name)}, K = {k}": replace(Setting("tokentiming", name, 1.0, k, _given(bench, name)), band=band)
+            for name, k in ((A, 16), (B, 16), (C, 32))
+        }
+        for band in (0, 4, 8, 16, NO_BAND)
+    }
+    return await bench.grid(lines, _with_repeats, "band, T = 1")
 
 
 def _letters(tokenization: Any, text: str) -> list[Letters]:
@@ -461,14 +458,14 @@ def _windows(
 @table("kept-ids", "fr-spec.md", *PAIR)
 async def kept_ids(bench: Seeds) -> str:
     lines = {
-        f"{keep or 2048:,}": {
+        f"{keep or 2048:,}{f' and {follow} of the text' if follow else ''}": {
             f"{short(name)}, T = {t:g}": replace(
-                Setting(method, name, t, 5), keep=keep, options=_cut(bench, name, keep)
+                Setting(method, name, t, 5), keep=keep, options=_cut(bench, name, keep, follow)
             )
             for name in (A, B)
             for method, t in (("slem", 0.0), ("seeded", 1.0))
         }
-        for keep in (0, 1024, 512, 256, 128)
+        for keep, follow in ((0, 0), (1024, 0), (512, 0), (256, 0), (128, 0), (384, 128), (128, 128))
     }
     return await bench.grid(lines, per_pass, "kept")
 
@@ -487,8 +484,9 @@ async def kept_ids_trees(bench: Seeds) -> str:
     return await bench.grid(lines, per_pass, "kept")
 
 
-def _cut(bench: Seeds, name: str, keep: int) -> tuple[str, ...]:
-    return ("--vocab-keep", str(keep), "--frequencies", str(bench.frequencies(name))) if keep else _given(bench, name)
+def _cut(bench: Seeds, name: str, keep: int, follow: int = 0) -> tuple[str, ...]:
+    kept = "--vocab-keep", str(keep), "--vocab-follow", str(follow), "--frequencies", str(bench.frequencies(name))
+    return kept if keep else _given(bench, name)
 
 
 @table("head", "fr-spec.md")
@@ -518,6 +516,29 @@ def _seconds(run: Callable[..., object], *given: object) -> float:
     return min(found)
 
 
+@table("eagle", "eagle.md", *PAIR[::2], "drafter-eagle")
+async def eagle(bench: Seeds) -> str:
+    """All prompts: a drafter that reads the target's states, its head whole and cut, beside one that does not."""
+    ways = {"slem": (0.0, (0, 32)), "seeded": (1.0, (0, 32)), "standard": (1.0, (0, 32))}
+    settings = {
+        (name, keep): {
+            f"`{method}`, {'tree of 32' if nodes else 'chain'}, T = {t:g}": replace(
+                Setting(method, name, t, 6, _cut(bench, name, keep) if keep else ()), nodes=nodes, keep=keep
+            )
+            for method, (t, sizes) in ways.items()
+            for nodes in sizes
+            if not keep or method == "slem"
+        }
+        for name, keep in ((B, 0), (EAGLE, 0), (EAGLE, 2048), (EAGLE, 1024), (EAGLE, 512))
+    }
+    lines = {f"{short(name)}, {keep or 'all'}": row for (name, keep), row in settings.items()}
+    return await Seeds(replace(bench.plan, limit=None)).grid(lines, _tokens, "drafter, kept ids")
+
+
+def _tokens(cell: MeasuredSetting) -> str:
+    return f"{per_pass(cell)}; {without_repeats(cell)}"
+
+
 # The guide, and what is left to gain.
 
 
@@ -530,14 +551,8 @@ async def formula(bench: Seeds) -> str:
     for one in filter(cells.__contains__, settings):
         cell, a = cells[one], cells[one].acceptance
         wanted = sum(a**place for place in range(one.k + 1))
-        rows.append(
-            (
-                f"`{one.method}`, {short(one.drafter).removeprefix('BUNDLED:').lower()}, {one.temperature:g}",
-                f"{a:.1%}",
-                f"{wanted:.2f}",
-                per_pass(cell),
-            )
-        )
+        name = f"`{one.method}`, {short(one.drafter).removeprefix('BUNDLED:').lower()}, {one.temperature:g}"
+        rows.append((name, f"{a:.1%}", f"{wanted:.2f}", per_pass(cell)))
     return Table(("method, drafter, temperature", "α", "formula", "measured"), tuple(rows)).markdown()
 
 
@@ -565,15 +580,15 @@ async def kinds(bench: Seeds) -> str:
         "`seeded`, T = 1": ("seeded", 1.0),
         "`coupled`, T = 1": ("coupled", 1.0),
     }
-    rows = []
-    for kind, prompts in prompts_by_kind(bench.plan.limit or 30).items():
-        path = bench.plan.work / f"{kind}.jsonl"
-        path.write_text("".join(json.dumps({"text": one}) + "\n" for one in prompts))
-        part = Seeds(replace(bench.plan, prompts=path))
-        wanted = [Setting(method, B, t, 5, _given(bench, B)) for method, t in settings.values()]
-        cells = await part.cells(wanted)
-        shown = [f"{per_pass(cells[one])}; {cells[one].without_repeats:.2f} ({cells[one].repeating})" for one in wanted]
-        rows.append((kind, str(len(prompts)), *shown))
+    prompts, path = prompts_by_kind(bench.plan.limit or 30), bench.plan.work / "kinds.jsonl"
+    lines = [{"text": one, "category": kind} for kind, some in prompts.items() for one in some]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    part = Seeds(replace(bench.plan, prompts=path, limit=None))
+    wanted = [Setting(method, B, t, 5, _given(bench, B)) for method, t in settings.values()]
+    cells = await part.cells(wanted)
+    rows = [
+        (kind, str(len(some)), *(_tokens(cells[one].kinds[kind]) for one in wanted)) for kind, some in prompts.items()
+    ]
     return Table(("kind", "prompts", *settings), tuple(rows)).markdown()
 
 

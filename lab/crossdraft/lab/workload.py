@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from crossdraft.cli.measuring import Columns, Setting, finished, total_of
 from crossdraft.cli.processes import Wanted, patience, running, threads_each
-from crossdraft.cli.prompts import prompts_of
+from crossdraft.cli.prompts import Prompt, prompts_of
 from crossdraft.cli.running import UsageError, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.config.engine import STARTED, EngineOptions
@@ -80,12 +80,21 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
     """A benchmark that generates from the prompts of a file."""
 
     @cached_property
-    def prompts(self) -> tuple[str, ...]:
-        """Their texts; raises UsageError."""
+    def _read(self) -> tuple[Prompt, ...]:
         path = self.plan.prompts
         if path == PromptsPlan.prompts and not path.is_file():
             raise UsageError(f"there is no {path}: run this in a checkout of crossdraft, or give a file with --prompts")
         return prompts_of(path, self.plan.limit)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Their texts; raises UsageError."""
+        return tuple(str(one.content) for one in self._read)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Their categories."""
+        return tuple(one.category for one in self._read)
 
     def check(self) -> None:
         if not self.prompts:

@@ -122,6 +122,8 @@ class Generation(TokenStream):
         self._services = services
         self._recorded = None if assignment.request.record is None else Watch()
         self._recorders = [one for one in (self._recorded, watch) if one is not None]
+        for one in self._recorders:
+            assignment = one.judging(assignment) if isinstance(one, Watch) else assignment
         self._session = Session(assignment)
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)

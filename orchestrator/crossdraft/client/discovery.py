@@ -204,7 +204,7 @@ class Discovery:
 
         Raises:
             ServiceError: no target is there, or no drafter and one is needed.
-            RequestError: the targets serve models that differ.
+            RequestError: the targets serve models that differ, or the drafter that is needed does not fit them.
         """
         loop = asyncio.get_running_loop()
         seconds = self._patience.describe_seconds
@@ -219,6 +219,8 @@ class Discovery:
             if one.mismatch is not None and not self._updated:
                 raise RequestError(str(one.mismatch))
         if needs_drafter and not len(self.services.drafters):
+            if unfit := [one.mismatch for one in drafters if one.mismatch is not None]:
+                raise RequestError(str(unfit[0]))
             raise next((one.error for one in drafters if one.error), TimedOut("no drafter answered"))
         for one in (*targets, *drafters):
             one.warn()
@@ -358,7 +360,13 @@ def _learned(target: Description, before: Models | None) -> Models:
 
 
 def _paired(models: Models, drafter: Description) -> Models:
-    return Models.of(models.target, drafter, read_tokenization, models.tokenization).prepare()
+    """Raises MismatchError if no request could use this drafter with this target."""
+    paired = Models.of(models.target, drafter, read_tokenization, models.tokenization)
+    try:
+        _ = paired.reads_hidden
+    except RequestError as error:
+        raise MismatchError(str(error)) from error
+    return paired.prepare()
 
 
 def read_tokenization(description: Description, side: Side) -> Tokenization:

@@ -97,10 +97,18 @@ class DrafterOptions(Checked):
     """What only drafters with a model have."""
 
     vocab_keep: int | None = option(None, "Keep only the N most frequent tokens in the LM head.", metavar="N", min=1)
+    vocab_follow: int = option(
+        0,
+        "With --vocab-keep, N more columns, for the tokens that prompts and outputs have used last.",
+        metavar="N",
+        min=0,
+    )
     frequencies: Path | None = option(None, "For --vocab-keep: written by `crossdraft frequencies`.", metavar="FILE")
     affinity: Path | None = option(None, "For the method rdk: written by `crossdraft affinity`.", metavar="FILE")
 
     def _fault(self) -> str:
+        if self.vocab_follow and self.vocab_keep is None:
+            return "vocab_follow, columns beside those that are kept, needs vocab_keep"
         together = (self.vocab_keep is None) == (self.frequencies is None)
         return "" if together else "vocab_keep, a number of ids, and frequencies, the file that ranks them, go together"
 

@@ -96,6 +96,9 @@ class Speculation:
     )
     paths: int = option(2, "Max paths of a token tree in one pass; 1 is a chain.", min=1, max=MOST_PATHS)
     allow_inexact: bool = option(False, "Allow methods whose output does not follow the target's distribution.")
+    alignment_band: int = option(
+        8, "Of tokentiming: how far tokens that are aligned may be apart; more where lengths differ by more.", min=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

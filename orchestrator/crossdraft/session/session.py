@@ -466,8 +466,9 @@ class Session:
         alone = not epoch.choice.drafts and self.target.answers.row is None and not self.drafter.hoped_for
         draws = self._given.method.samples or alone
         ahead = Letters(text[epoch.start :])
-        ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, len(epoch.draft_tokens))
-        epoch.begin(matching.walk(ground) if draws else self._given.method.walk(ground), draws)
+        band, drafted = given.request.alignment_band, len(epoch.draft_tokens)
+        ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, band, drafted)
+        epoch.begin(matching.walk(ground) if alone else self._given.method.walk(ground), draws)
 
     def _reveal(self) -> bool:
         """Give the walk the next draft token, or none, so that it settles. False: it has to wait for one."""

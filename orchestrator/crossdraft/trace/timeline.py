@@ -5,11 +5,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import Any
 
+from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import (
     Close,
     Emitted,
@@ -28,7 +29,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.ledger import Asked, Ledger
 from crossdraft.text.letters import to_bytes
-from crossdraft.trace.recording import Step
+from crossdraft.trace.recording import Judged, Step, watched
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenTarget, Pass, PassDone, RunTo, Scored
 from crossdraft.types.statistics import Kind
 
@@ -52,6 +53,7 @@ class What(StrEnum):
     SESSION = "session"  # verification, planning, bookkeeping
     ACCEPTED = "accepted"
     CORRECTED = "corrected"
+    JUDGED = "judged"  # a draft token that the walk has judged, with p, q, chance and verdict: a moment
     BONUS = "bonus"
     EPOCH = "epoch"  # an epoch begins; this and what follows are moments
     REFUSED = "refused"
@@ -158,6 +160,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
+        self._judged: list[Judged] = []
         self.now = 0.0  # the end of the latest step
         self._misses = 0
         self._used: dict[str, int] = defaultdict(int)  # lanes of services, by role
@@ -172,6 +175,10 @@ class Watch:
 
     def close(self) -> None:
         """As Recorder says."""
+
+    def judging(self, assignment: Assignment) -> Assignment:
+        """The assignment of a session that also tells what its walks judge."""
+        return replace(assignment, method=watched(assignment.method, self._judged))
 
     def take(self) -> tuple[Span, ...]:
         """The spans that became known since the last call, in no order."""
@@ -196,6 +203,8 @@ class Watch:
                 self._replied(lane, reply, begin)
             case Expired(Timer.STALL, number) if self._waiting is not None and number == self._stall:
                 self._mark(What.STALLED, "the wait for draft tokens timed out", begin)
+        while self._judged:
+            self._mark(What.JUDGED, str(self._judged.pop(0)), self.now)
         self._commands(step, misses > 0)
         tokens = [one for one in step.commands if isinstance(one, Emitted)]
         self._add(VERIFICATION, handled, self.now, What.SESSION, name_of(step.event), len(tokens))

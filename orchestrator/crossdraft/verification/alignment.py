@@ -18,8 +18,9 @@ Where the paper is silent or at odds with itself:
   where appendix A and figure 2 have the drafter's probabilities of D. Here: as there.
 - Of steps that cost the same, Algorithm 1 does not say which is taken. Here: the diagonal first, so that equal
   sequences are aligned one to one, then the step in the draft.
-- The band is |i - j| <= w in Algorithm 1 and < w in the text. Here: the former, with w = 8. Where the lengths differ
-  by more than w no path ends within the band; it is then as wide as they differ.
+- The band is |i - j| <= w in Algorithm 1 and < w in the text. Here: the former, with w = 8 unless
+  the request says otherwise. Where the lengths differ by more than w no path ends within the band; it is then as wide
+  as they differ.
 - What the target's tokenizer cannot write is not in the proxies, nor are the draft tokens from there on.
 - Edit distances are of letters, so that they are defined for tokens that are no whole characters.
 """
@@ -48,12 +49,11 @@ from crossdraft.verification.walk import (
     undrafted,
 )
 
-BAND = 8  # w
 UNREACHED = 2**62  # above every cost
 Places = list[tuple[int, int]]
 
 
-def align(ones: Sequence[str], others: Sequence[str], band: int = BAND) -> Places:
+def align(ones: Sequence[str], others: Sequence[str], band: int = 8) -> Places:
     """The index pairs of a cheapest path, in order (Algorithm 1); none if a sequence is empty."""
     if not ones or not others:
         return []
@@ -130,7 +130,7 @@ def _proxies(ground: Ground, draft_tokens: Sequence[DraftToken]) -> list[tuple[i
     proxies = encode_beginning(ground.encode, Letters("".join(tokens)))
     letters = [ground.pair.target.letters[token] for token in proxies]
     chances = [row_of(draft_token).probability(draft_token.token) for draft_token in draft_tokens]
-    aligned = align(_beginning(tokens, sum(map(len, letters))), letters)
+    aligned = align(_beginning(tokens, sum(map(len, letters))), letters, ground.band)
     q = {there: chances[here] for here, there in aligned}  # of several draft tokens the last counts
     return [(token, q[place]) for place, token in enumerate(proxies)]
 

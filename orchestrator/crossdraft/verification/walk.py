@@ -100,6 +100,7 @@ class Ground:
     offset: int = 0  # of the frontier, in letters since the start of the output
     ahead: Letters = NOTHING  # the last of these, which the draft has not reached; only if the target draws by itself
     encode: Callable[[Letters], tuple[int, ...]] = lambda letters: ()  # the target's tokenizer, for text in mid-output
+    band: int = 8  # of an alignment
     drafted: int = 0  # draft tokens of this epoch, for methods that need the number fixed before the first is revealed
 
 

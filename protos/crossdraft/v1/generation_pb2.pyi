@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("id", "model", "text", "ids", "chat", "options", "drafter", "method", "num_speculative_tokens", "max_tokens", "drafter_temperature", "seed", "choice", "ignore_eos", "stop", "logprobs", "committed", "allow_inexact", "audit", "overlap", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width", "paths", "speculation", "row_width", "head", "together", "stop_token_ids", "include_stop_str_in_output", "bad_words", "truncate_prompt_tokens", "prompt_logprobs", "tree_nodes", "cache_salt", "add_special_tokens")
+    __slots__ = ("id", "model", "text", "ids", "chat", "options", "drafter", "method", "num_speculative_tokens", "max_tokens", "drafter_temperature", "seed", "choice", "ignore_eos", "stop", "logprobs", "committed", "allow_inexact", "audit", "overlap", "max_draft_tokens", "min_draft_tokens", "branches", "branch_width", "paths", "speculation", "row_width", "head", "together", "stop_token_ids", "include_stop_str_in_output", "bad_words", "truncate_prompt_tokens", "prompt_logprobs", "tree_nodes", "cache_salt", "add_special_tokens", "alignment_band")
     class Overlap(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         AUTO: _ClassVar[GenerateRequest.Overlap]
@@ -55,6 +55,7 @@ class GenerateRequest(_message.Message):
     TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALIGNMENT_BAND_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     text: str
@@ -92,7 +93,8 @@ class GenerateRequest(_message.Message):
     tree_nodes: int
     cache_salt: str
     add_special_tokens: bool
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Union[PromptIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., drafter: _Optional[str] = ..., method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drafter_temperature: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., allow_inexact: _Optional[bool] = ..., audit: _Optional[bool] = ..., overlap: _Optional[_Union[GenerateRequest.Overlap, str]] = ..., max_draft_tokens: _Optional[int] = ..., min_draft_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., branch_width: _Optional[int] = ..., paths: _Optional[int] = ..., speculation: _Optional[bool] = ..., row_width: _Optional[int] = ..., head: _Optional[int] = ..., together: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., bad_words: _Optional[_Iterable[str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., cache_salt: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
+    alignment_band: int
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Union[PromptIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., drafter: _Optional[str] = ..., method: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., drafter_temperature: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., allow_inexact: _Optional[bool] = ..., audit: _Optional[bool] = ..., overlap: _Optional[_Union[GenerateRequest.Overlap, str]] = ..., max_draft_tokens: _Optional[int] = ..., min_draft_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., branch_width: _Optional[int] = ..., paths: _Optional[int] = ..., speculation: _Optional[bool] = ..., row_width: _Optional[int] = ..., head: _Optional[int] = ..., together: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., bad_words: _Optional[_Iterable[str]] = ..., truncate_prompt_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., tree_nodes: _Optional[int] = ..., cache_salt: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., alignment_band: _Optional[int] = ...) -> None: ...
 
 class PromptIds(_message.Message):
     __slots__ = ("ids",)

@@ -175,6 +175,8 @@ class DrafterSession:
         service = self._service
         state.source.begin()
         context = state.context
+        if (columns := service.running.text_columns) is not None:
+            columns.follow(context.ids)
         self._give(request.hidden)
         text = context.letters(0, context.offset)
         scoring = Scoring(service.running, lambda: service.index, state.source, self, context.ids, text)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -53,10 +54,11 @@ class LoadedModel:
 
     model: PreTrainedModel  # in evaluation mode, on its device
     description: Description  # of the whole vocabulary, also where the head is cut; without its fingerprint
-    kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
+    kept: Ids | None = None  # the id of each column of its logits; None: every id has one
     max_length: int | None = None  # tokens of a session that were asked for; None: the model's context, if it fits
     weights: str = ""  # digest of what it computes with: tensors, configuration, quantization, adapter
     fusion: Path | None = None  # folder of a drafter that reads hidden states (`eagle.engine`); None: it is none
+    following: "FollowingHead | None" = None  # its head, if columns of it follow the text
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,12 @@ class Pruning:
 
     keep: int  # how many, 1 to V
     frequencies: Path  # what `crossdraft frequencies` wrote for the model's tokenizer
+    follow: int = 0  # further columns, which begin with the ids that are most frequent then, and follow the text
 
     def ids_of(self, description: Description) -> Ids:
         """The ids to keep of a model, ascending, shape (keep,): its stop ids, then the most frequent ones.
+
+        Those of the columns that follow the text come behind them, ascending, too.
 
         A corpus has no stop ids, but every output ends with one.
 
@@ -75,7 +80,10 @@ class Pruning:
             FrequenciesError: the file cannot be used for this model, or `keep` is out of its range.
         """
         ranking = read_frequencies(self.frequencies, description.tokenizer_json, description.model)
-        return ranking.most_frequent(self.keep, description.vocabulary_size, description.stops)
+        size = description.vocabulary_size
+        counts = self.keep, min(size, self.keep + self.follow)
+        kept, more = (ranking.most_frequent(count, size, description.stops) for count in counts)
+        return np.concatenate([kept, np.setdiff1d(more, kept)])
 
 
 @dataclass(frozen=True)
@@ -153,11 +161,13 @@ def load_model(options: LoadOptions) -> LoadedModel:
         chat_template=tokenizer.chat_template,
         defaults=defaults,
     )
-    kept = None if options.pruning is None else options.pruning.ids_of(description)
-    if kept is not None:
-        cut_head(model, kept)
+    kept, following = None if options.pruning is None else options.pruning.ids_of(description), None
+    if options.pruning is not None and kept is not None:
+        if options.pruning.follow and embedding_weight(model).device.type != "cpu":
+            raise ModelLoadError("the head follows the text on a CPU only, so far: leave out --vocab-follow")
+        following = cut_head(model, kept, len(kept) - options.pruning.keep)
     fusion = Path(source) if (Path(source) / FUSION).is_file() else None
-    return LoadedModel(model, description, kept, options.max_length, _digest(weights), fusion)
+    return LoadedModel(model, description, kept, options.max_length, _digest(weights), fusion, following)
 
 
 def sampling_defaults(own: Mapping[str, Any], options: LoadOptions) -> SamplingDefaults:
@@ -393,8 +403,37 @@ def _row_length(model: PreTrainedModel) -> int:
     return len(head.weight) if head is not None else len(embedding_weight(model))
 
 
-def cut_head(model: PreTrainedModel, kept: Ids) -> None:
+class FollowingHead(nn.Module):
+    """A head that is cut to some ids, the last columns of which can be given to others."""
+
+    def __init__(self, whole: nn.Linear, kept: Ids, room: int) -> None:
+        super().__init__()
+        self.static, self.room = _cut(whole, kept[:-room]), room
+        self._hidden = _cut(whole, kept[-room:]), whole  # no parts of this module: these are not packed
+
+    @torch.inference_mode()
+    def give(self, places: list[int], ids: list[int]) -> None:
+        """Columns of the room, counted within it, become those of these ids."""
+        room, whole = self._hidden
+        for name, numbers in room.named_parameters():
+            numbers[places] = getattr(whole, name)[ids]
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.static(states), self._hidden[0](states)], -1)
+
+
+def _cut(head: nn.Linear, kept: Ids) -> nn.Linear:
+    rows = torch.as_tensor(kept, device=head.weight.device)
+    cut = nn.Linear(head.in_features, len(rows), bias=head.bias is not None, device="meta", dtype=head.weight.dtype)
+    for name, whole in head.named_parameters():
+        setattr(cut, name, nn.Parameter(whole.detach()[rows], requires_grad=False))
+    return cut
+
+
+def cut_head(model: PreTrainedModel, kept: Ids, room: int = 0) -> FollowingHead | None:
     """Replaces the LM head by one whose column i is that of id kept[i]; softmax is then over those only.
+
+    With room for so many of the last ids to be replaced it is a FollowingHead, which is returned.
 
     Input embeddings stay whole, also where they were tied to the head.
 
@@ -407,10 +446,8 @@ def cut_head(model: PreTrainedModel, kept: Ids) -> None:
             f"the head of this model is {'missing' if head is None else 'a ' + type(head).__name__}, and only a plain "
             "linear layer can be cut: leave out --vocab-keep"
         )
-    rows = torch.as_tensor(kept, device=head.weight.device)
-    cut = nn.Linear(head.in_features, len(rows), bias=head.bias is not None, device="meta", dtype=head.weight.dtype)
-    for name, whole in head.named_parameters():
-        setattr(cut, name, nn.Parameter(whole.detach()[rows], requires_grad=False))
+    cut = FollowingHead(head, kept, room) if room else _cut(head, kept)
     model.set_output_embeddings(cut)
     if model.get_output_embeddings() is not cut:
         raise ModelLoadError("this model does not let its head be replaced: leave out --vocab-keep")
+    return cut if isinstance(cut, FollowingHead) else None

@@ -114,12 +114,21 @@ class Clocks:
         self, noise: KeyedNoise, device: torch.device, kept: Ids | None = None, lengths: Sequence[int] = ()
     ) -> None:
         every = np.arange(len(noise)) if kept is None else kept
-        hashes, self.kept, self.letters = noise.hashes[every], kept, lengths
+        hashes, self.kept, self.letters, self._noise = noise.hashes[every], kept, lengths, noise
         self.ids = None if kept is None else torch.from_numpy(kept).to(device)
         self.lengths = torch.tensor([lengths[token] for token in every] if lengths else [], device=device)  # by column
         self._hashes = torch.from_numpy(hashes).to(device)
         self._on_host = device.type == "cpu"  # numpy is faster there
         self._scratch = np.empty((2, 0), dtype=np.uint64)  # of the CPU, whose caches it stays in
+
+    def give(self, columns: list[int], ids: list[int]) -> None:
+        """These columns of a cut head are those of other ids now."""
+        assert self.kept is not None
+        assert self.ids is not None
+        self.kept[columns] = ids
+        self.ids[columns] = torch.tensor(ids, device=self.ids.device)
+        self.lengths[columns] = torch.tensor([self.letters[token] for token in ids], device=self.ids.device)
+        self._hashes[columns] = torch.from_numpy(self._noise.hashes[ids]).to(self.ids.device)
 
     def draw(
         self, distributions: Tensor, at: Moments, columns: Tensor | None = None, places: Tensor | None = None

@@ -17,7 +17,15 @@ from crossdraft.engine.device import device_of
 from crossdraft.engine.eagle.engine import EagleEngine, StateLayer
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
-from crossdraft.engine.loader import LoadedModel, LoadOptions, LoraModule, Pruning, fingerprint, load_model
+from crossdraft.engine.loader import (
+    FollowingHead,
+    LoadedModel,
+    LoadOptions,
+    LoraModule,
+    Pruning,
+    fingerprint,
+    load_model,
+)
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.paths import standing_draws
@@ -33,6 +41,7 @@ from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
 
 log = logging.getLogger(__name__)
+SEEN = 8  # tokens of a text that are looked at, for each column that follows the text
 
 # Is called when a model is loaded and has no KV cache yet, with its device, and bytes of a token in that cache: makes
 # what is to have memory beside it.
@@ -78,7 +87,7 @@ class ModelOptions(LoadOptions):
             more |= {name: getattr(given, name) for name in ("generation_config", "tensor_parallel_size")}
             more["override_generation_config"] = settings_of(given.override_generation_config)
         if isinstance(given, DrafterOptions) and given.vocab_keep is not None and given.frequencies is not None:
-            more["pruning"] = Pruning(given.vocab_keep, given.frequencies)
+            more["pruning"] = Pruning(given.vocab_keep, given.frequencies, given.vocab_follow)
         same = ("dtype", "device", "trust_remote_code", "quantization", "threads")
         return ModelOptions(
             name,
@@ -117,6 +126,41 @@ def settings_of(text: str) -> dict[str, Any]:
         raise ValueError(f"override_generation_config {text}: {error}") from error
 
 
+class TextColumns:
+    """The columns of a cut head that follow the text: those ids have them that texts have used last (`FollowingHead`).
+
+    Args:
+        head: of the model.
+        clocks: of its columns, which say whose they are.
+    """
+
+    def __init__(self, head: FollowingHead, clocks: Clocks) -> None:
+        assert clocks.kept is not None
+        self._head, self._clocks = head, clocks
+        self.first = len(clocks.kept) - head.room
+        self._static = frozenset(clocks.kept[: self.first].tolist())
+        self._places = {
+            id: place for place, id in enumerate(clocks.kept[self.first :].tolist())
+        }  # longest unused first
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Gives columns to the ids that a text ends with; called in the model thread.
+
+        A session may hold logits of the columns as they were: then its draft tokens and their rows name other ids, both
+        the same ones, so that each row is still the distribution that its draft token was drawn from.
+        """
+        recent = [id for id in dict.fromkeys(ids[: -SEEN * self._head.room - 1 : -1]) if id not in self._static]
+        new: dict[int, int] = {}
+        for id in recent[self._head.room - 1 :: -1]:
+            place = self._places.pop(id, None)
+            if place is None:
+                place = new[id] = self._places.pop(next(iter(self._places)))
+            self._places[id] = place
+        if new:
+            self._head.give([*new.values()], [*new])
+            self._clocks.give([self.first + place for place in new.values()], [*new])
+
+
 @dataclass(frozen=True, eq=False)
 class RunningModel:
     """What all sessions of a service share."""
@@ -126,7 +170,8 @@ class RunningModel:
     noise: KeyedNoise  # of the vocabulary
     clocks: Clocks  # of the columns of its logits
     description: Description
-    kept: Ids | None = None  # the id of each column of its logits, ascending; None: every id has one
+    kept: Ids | None = None  # the id of each column of its logits; None: every id has one
+    text_columns: TextColumns | None = None  # None: every column stays that of its id
     end: Callable[[], None] = lambda: None  # ends what runs beside its thread
 
     @staticmethod
@@ -174,6 +219,7 @@ class RunningModel:
             clocks,
             about,
             loaded.kept,
+            None if loaded.following is None else TextColumns(loaded.following, clocks),
         )
 
     @property
@@ -191,10 +237,11 @@ class RunningModel:
         )
 
     def columns(self, allowed: Ids | None) -> Ids | None:
-        """The columns of logits whose ids are among `allowed` (None: all); None: every column."""
+        """The columns of logits whose ids are and stay among `allowed` (None: all); None: every column."""
         if self.kept is None or allowed is None:
             return allowed
-        return np.flatnonzero(np.isin(self.kept, allowed))
+        stay = len(self.kept) if self.text_columns is None else self.text_columns.first
+        return np.flatnonzero(np.isin(self.kept[:stay], allowed))
 
     def ids(self, columns: Ids) -> Ids:
         """The ids that columns of logits stand for, in the same shape."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.cli.prompts import prompts_of, read, texts_of
+from crossdraft.cli.prompts import NO_CATEGORY, Prompt, prompts_of, read, texts_of
 from crossdraft.cli.running import UsageError
 from crossdraft.lab.loadtest.benchmark import LoadTest
 from crossdraft.lab.loadtest.plan import LoadPlan
@@ -59,9 +59,9 @@ def test_prompts_take_turns() -> None:
 def test_the_bundled_prompts_have_six_categories_by_turns() -> None:
     """The first six are one of each."""
     found = read()
-    assert len(set(found)) == 36
-    assert all(isinstance(one, Chat) and one.messages[-1].role == "user" for one in found)
-    assert [len(one.messages) == 3 for one in found if isinstance(one, Chat)] == 6 * [True, *5 * [False]]
+    assert len({one.content for one in found}) == 36
+    assert all(isinstance(one.content, Chat) and one.content.messages[-1].role == "user" for one in found)
+    assert len({one.category for one in found[:6]}) == 6
 
 
 def test_files_of_three_forms(tmp_path: Path) -> None:
@@ -72,12 +72,13 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
         '{"category": "qa", "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "W"}]}'
     )
     why, short = Message("user", "Why?"), (Message("system", "Be short."), Message("user", "W"))
-    assert read(file) == ("def f(", Chat((why,)), Chat(short))
+    assert read(file) == (Prompt(NO_CATEGORY, "def f("), Prompt("qa", Chat((why,))), Prompt("qa", Chat(short)))
     assert texts_of(file) == ("def f(", "Why?", "Be short.\n\nW")
     with pytest.raises(UsageError, match="has chats"):
         prompts_of(file, None)
     file.write_text('{"text": "a", "file": "f"}\n\n{"text": "b"}\n{"text": "c"}\n')
-    assert (prompts_of(file, 2), prompts_of(file, None)) == (("a", "b"), ("a", "b", "c"))
+    assert [one.content for one in prompts_of(file, 2)] == ["a", "b"]
+    assert [one.content for one in prompts_of(file, None)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
         ("", "there are no prompts"),
         ('{"text": "a"}\n{"txt": "b"}', "line 2 is no prompt"),
         ('{"turns": []}', "line 1 is no prompt"),
-        ('{"text": ""}', "its text is empty"),
+        ('{"text": ""}', "its text is empty, or there is none"),
         ("text", "line 1 is no prompt"),
         ('{"messages": []}', "the chat has no messages"),
         ("[1]", "line 1 is no prompt"),
