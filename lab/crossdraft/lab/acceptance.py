@@ -78,6 +78,10 @@ def without_repeats(cell: MeasuredSetting) -> str:
     return f"{cell.without_repeats:.2f} ({cell.repeating})"
 
 
+def _cell_of(setting: Setting, made: Sequence[tuple[Statistics, bool]], seconds: float = 0.0) -> MeasuredSetting:
+    return cell_of(setting, [one for one, _ in made], [repeated for _, repeated in made], seconds)
+
+
 class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
     """`crossdraft bench acceptance`: every setting over all prompts, in lock-step rounds."""
 
@@ -141,10 +145,8 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
 
         requests = setting.requests(self.prompts, self.plan.max_tokens)
         found = await gathered(generated, requests, self.plan.concurrency)
-        kinds = {
-            kind: cell_of(setting, *zip(*some, strict=True)) for kind, some in by_category(self.kinds, found).items()
-        }
-        return replace(cell_of(setting, *zip(*found, strict=True), time.monotonic() - began), kinds=kinds)
+        kinds = {kind: _cell_of(setting, some) for kind, some in by_category(self.kinds, found).items()}
+        return replace(_cell_of(setting, found, time.monotonic() - began), kinds=kinds)
 
     def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
         cells = [one for one in results if isinstance(one, MeasuredSetting)]
