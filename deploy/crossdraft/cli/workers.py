@@ -139,7 +139,16 @@ class Workers(Serving):
         for worker in self._workers:
             with suppress(ProcessLookupError):
                 worker.process.terminate()
-        statuses = await asyncio.gather(*(self._status(worker.process) for worker in self._workers))
+        ends = [asyncio.create_task(self._status(worker.process)) for worker in self._workers]
+        try:
+            await asyncio.wait(ends)
+        except asyncio.CancelledError:  # a second signal is one for workers, too
+            for worker in self._workers:
+                with suppress(ProcessLookupError):
+                    worker.process.terminate()
+            await asyncio.wait(ends)
+            raise
+        statuses = [one.result() for one in ends]
         for one in self._reserved:
             one.close()
         pairs = zip(self._workers, statuses, strict=True)

@@ -7,6 +7,7 @@ its `OutputRequest`s, one for each prompt and choice.
 import dataclasses
 import json
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -20,10 +21,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PrivateAttr,
     StrictBool,
     StrictInt,
+    Tag,
     ValidationInfo,
     create_model,
     field_validator,
@@ -65,7 +68,7 @@ UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
     ), EMPTY,
 ) | {
     "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
-    "reasoning_effort": ("none",), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
     "verbosity": ("medium",),
 }  # fmt: skip
 
@@ -454,7 +457,9 @@ class FunctionBody(Part):
     name: Annotated[Text, Field(min_length=1, max_length=256)]
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; by default it has nothing.")
-    strict: StrictBool | None = Field(None, description="With tool_choice auto: arguments are by the schema.")
+    strict: StrictBool | None = Field(
+        None, description="With tool_choice auto: arguments are by the schema, not any object."
+    )
 
     @field_validator("parameters")
     @classmethod
@@ -493,6 +498,41 @@ class ToolName(Body):
 
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(Body):
+    """Which of the tools may be called; the model is shown no others."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolName] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+
+
+class AllowedChoice(Body):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def tool_choice(named: Any, allowed: Any, shapes: str) -> Any:
+    """The type of `tool_choice`: a word, or one of two objects, by their types; `shapes` is for people."""
+    words = ("none", "auto", "required")
+
+    def kind(value: Any) -> str | None:
+        found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return "word" if isinstance(value, str) and value in words else found
+
+    union: Any = Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[named, Tag("function")]
+    union |= Annotated[allowed, Tag("allowed_tools")]
+    text = f'it must be "none", "auto", "required", {shapes}'
+    return Annotated[union, Discriminator(kind, custom_error_type="tool_choice", custom_error_message=text)]
+
+
+ToolChoice = tool_choice(
+    ToolName,
+    AllowedChoice,
+    '{"type": "function", "function": {…}} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}',
+)
 
 
 class CalledFunction(Part):
@@ -569,13 +609,24 @@ class MessageBody(Part):
 Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class TemplateFields(Body):
     """How the chat template is used."""
 
     add_generation_prompt: StrictBool = Field(True, description="Begin an answer after the last message.")
     continue_final_message: StrictBool = Field(False, description="Go on with the last message.")
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few)] | None = None
+    reasoning_effort: Effort | None = Field(None, description="For the template; none: enable_thinking is false, too.")
     tools: list[ToolBody] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+
+    @field_validator("tools")
+    @classmethod
+    def _differ(cls, tools: list[ToolBody]) -> list[ToolBody]:
+        if twice := [name for name, count in Counter(one.function.name for one in tools).items() if count > 1]:
+            raise ValueError(f"their names must differ, and {twice[0]!r} is there more than once")
+        return tools
 
     @property
     def usable(self) -> list[FunctionBody]:
@@ -584,7 +635,9 @@ class TemplateFields(Body):
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
         tools = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.usable]
-        given = {**(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        effort |= {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        given = {**effort, **(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
         settings = json.dumps(given) if given else ""
         said = tuple(one.message for one in messages)
         return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
@@ -599,7 +652,7 @@ class ChatBody(TemplateFields, GenerationBody):
     logprobs: StrictBool = False
     top_logprobs: Likely | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: StrictBool | None = Field(None, description="false: at most one call.")
     include_reasoning: StrictBool = True
     _form: AnswerForm = PrivateAttr(default_factory=AnswerForm)
@@ -608,15 +661,17 @@ class ChatBody(TemplateFields, GenerationBody):
     def _check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        if self._must_call and not self.tools:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("When using `tool_choice`, `tools` must be set.")
-        if isinstance(self.tool_choice, ToolName) and not self._chosen:
+        if not self._named <= {one.function.name for one in self.tools}:
             raise ValueError("The tool specified in `tool_choice` does not match any of the specified `tools`")
         return self
 
     @property
     def usable(self) -> list[FunctionBody]:
         """As of `TemplateFields`."""
+        if isinstance(self.tool_choice, AllowedChoice):
+            return [one for one in super().usable if one.name in self._named]
         return [] if self.tool_choice == "none" else super().usable
 
     @property
@@ -630,22 +685,21 @@ class ChatBody(TemplateFields, GenerationBody):
         self._form = AnswerForm(tools if self.usable else None, reasoning, most=most)
 
     @property
-    def _must_call(self) -> bool:
-        return self.tool_choice not in (None, "none", "auto")
-
-    @property
-    def _chosen(self) -> list[FunctionBody]:
-        """Of the functions, those that may be called."""
-        named = self.tool_choice.function.name if isinstance(self.tool_choice, ToolName) else None
-        return [one for one in self.usable if named in (None, one.name)]
+    def _named(self) -> set[str]:
+        """Functions that `tool_choice` names."""
+        choice = self.tool_choice
+        tools = choice.allowed_tools.tools if isinstance(choice, AllowedChoice) else [choice]
+        return {one.function.name for one in tools if isinstance(one, ToolName)}
 
     def _grammar(self) -> Grammar | None:
-        """With `required` and a name the calls are by the schemas; with `auto` those of strict functions."""
-        content, chosen, must = super()._grammar(), self._chosen, self._must_call
-        constrained = must or content is not None or any(one.strict for one in chosen)
-        self._form = replace(self._form, bare=constrained)
-        functions = [one.function(not (must or one.strict)) for one in chosen] if constrained else []
-        return self._form.grammar(functions, not must, content)
+        """With `required` and a name the calls are by the schemas; with `auto` those of strict functions, and others
+        have any object as arguments."""
+        content, choice = super()._grammar(), self.tool_choice
+        mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
+        must = mode not in (None, "none", "auto")
+        self._form = replace(self._form, bare=must or content is not None, must=must)
+        chosen = [one for one in self.usable if one.name in (self._named or {one.name})]
+        return self._form.grammar([one.function(not (must or one.strict)) for one in chosen], not must, content)
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:

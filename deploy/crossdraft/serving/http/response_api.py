@@ -12,20 +12,21 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from crossdraft.client import Reason
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.serving.backend import OutputItem, TraceSpans
-from crossdraft.serving.http.errors import FOREIGN, refusal_of
+from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
 from crossdraft.serving.http.requests import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Body,
     ChatBody,
+    Effort,
     FunctionBody,
     FunctionName,
     JsonSchema,
-    Nothing,
     Part,
     Text,
     Tokens,
     ToolType,
+    tool_choice,
 )
 from crossdraft.serving.http.responses import PartialOutput
 from crossdraft.text.answers import AnswerParser, Said, What
@@ -40,7 +41,7 @@ KINDS = {What.CONTENT: "message", What.REASONING: "reasoning"}  # types of items
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 # Fields of a request that its response has, too.
 ECHOED = (
-    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice",
+    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "tool_choice",
     "tools", "top_p", "user",
 )  # fmt: skip
 # Fields of a chat that requests may have here by the same names.
@@ -84,9 +85,31 @@ class FunctionTool(FunctionBody, ToolType):
 
 
 class FunctionChoice(FunctionName):
-    """The tool that must be called."""
+    """A tool by its name."""
 
     type: Literal["function"]
+
+
+class AllowedChoice(Body):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+
+
+ToolChoice = tool_choice(
+    FunctionChoice,
+    AllowedChoice,
+    '{"type": "function", "name": …} or {"type": "allowed_tools", "mode": …, "tools": […]}',
+)
+
+
+class ReasoningOptions(Body):
+    """How much the model is to think."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect.")
 
 
 class TextFormat(JsonSchema):
@@ -115,9 +138,9 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
     instructions: Text | None = None
     max_output_tokens: Tokens | None = None
     tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
-    text: TextOptions = TextOptions.model_validate({"format": {"type": "text"}})
-    reasoning: Nothing = None
+    tool_choice: ToolChoice = "auto"
+    text: TextOptions = TextOptions()
+    reasoning: ReasoningOptions | None = None
     include: list[Literal["reasoning.encrypted_content"]] = Field([], description="Without effect.", fail_fast=True)
     store: Literal[False] | None = Field(None, description="Nothing is stored.")
     background: Literal[False] | None = None
@@ -140,12 +163,15 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
 
     def _as_chat(self) -> dict[str, Any]:
         choice, shape = self.tool_choice, self.text.format
-        named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, FunctionChoice) else None
+        if isinstance(choice, AllowedChoice):
+            allowed = {"mode": choice.mode, "tools": [_named(one) for one in choice.tools]}
+            choice = {"type": choice.type, "allowed_tools": allowed}
         return {name: getattr(self, name) for name in SHARED} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
             "tools": [{"type": one.type, "function": one.model_dump(exclude={"type"})} for one in self.tools],
-            "tool_choice": named or choice,
+            "tool_choice": _named(choice) if isinstance(choice, FunctionChoice) else choice,
+            "reasoning_effort": self.reasoning and self.reasoning.effort,
             "response_format": shape
             and {"type": shape.type, "json_schema": shape.model_dump(exclude={"type"}, by_alias=True)},
         }
@@ -170,6 +196,11 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
             else:
                 _assistant(said, "reasoning", "content", "tool_calls")["reasoning"] = text
         return said
+
+
+def _named(choice: FunctionChoice) -> dict[str, Any]:
+    """As chats name a function."""
+    return {"type": choice.type, "function": {"name": choice.name}}
 
 
 def _assistant(said: list[dict[str, Any]], *without: str) -> dict[str, Any]:
@@ -210,6 +241,11 @@ class ResponseWriter:
         self._thought = 0  # tokens of reasoning
         self._open = ""  # the text of the last item, which has not ended
         shown = body.model_dump(mode="json", by_alias=True, include={*ECHOED})
+        form = body.text.format or TextFormat(type="text")
+        format = form.model_dump(
+            mode="json", by_alias=True, exclude_none=True, exclude=set() if form.asked else {"name"}
+        )
+        shown |= {"text": {"format": format}}
         shown |= {"metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False}
         self.response = Response(id=f"resp_{request_id}", created_at=int(time.time()), model=model, **shown)
 
@@ -234,8 +270,11 @@ class ResponseWriter:
                     for event in self._events(item):
                         yield event
             except FOREIGN as error:
-                fault = refusal_of(error, self._request_id).body.error
-                yield self._sent("error", code=fault.code, message=fault.message, param=fault.param)
+                yield self.fault(refusal_of(error, self._request_id))
+
+    def fault(self, refusal: RefusedError) -> bytes:
+        """The last event of a stream that an error ends."""
+        return self._sent("error", code=refusal.code, message=refusal.message, param=refusal.param)
 
     def _events(self, item: OutputItem) -> Iterator[bytes]:
         if isinstance(item, TraceSpans):

@@ -65,14 +65,15 @@ class Recipe:
     steps: int
     peak_rate: float  # learning rate after warm-up
     written_share: float  # share of the rows that the target wrote (distillation)
-    trains_on: bool = False  # it begins with the bundled weights, not with random ones
+    begins_with: str = ""  # the bundled model whose tokenizer and weights it begins with; empty: random ones
 
 
 TARGET = Recipe("target", "byte-level", 4096, 256, 768, 6, 4, 1024, 512, 16, 1100, 3e-3, 0.0)
-DRAFTER_A = Recipe("drafter-a", "sentencepiece", 2048, 256, 704, 2, 4, 512, 512, 16, 3600, 2e-3, 0.9, True)
-DRAFTER_B = Recipe("drafter-b", "byte-level-small", 2048, 256, 704, 2, 4, 512, 512, 16, 4500, 2e-3, 0.9, True)
+DRAFTER_A = Recipe("drafter-a", "sentencepiece", 2048, 256, 704, 2, 4, 512, 512, 16, 3600, 2e-3, 0.9, "drafter-a")
+DRAFTER_B = Recipe("drafter-b", "byte-level-small", 2048, 256, 704, 2, 4, 512, 512, 16, 4500, 2e-3, 0.9, "drafter-b")
 DRAFTER_C = Recipe("drafter-c", "bytes", 257, 128, 256, 3, 4, 1024, 768, 8, 450, 4e-3, 0.6)
-RECIPES = {recipe.name: recipe for recipe in (TARGET, DRAFTER_A, DRAFTER_B, DRAFTER_C)}
+CHAT = Recipe("chat", "byte-level", 4096, 256, 768, 6, 4, 1024, 0, 16, 1000, 2e-3, 0.0, "target")
+RECIPES = {recipe.name: recipe for recipe in (TARGET, CHAT, DRAFTER_A, DRAFTER_B, DRAFTER_C)}
 
 
 @dataclass
@@ -87,8 +88,8 @@ class Progressed:
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A Llama with tied embeddings, and seeded random weights or the bundled ones."""
-    if recipe.trains_on:
-        return LlamaForCausalLM.from_pretrained(BUNDLED / recipe.name, dtype=torch.float32)
+    if recipe.begins_with:
+        return LlamaForCausalLM.from_pretrained(BUNDLED / recipe.begins_with, dtype=torch.float32)
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
