@@ -180,7 +180,7 @@ async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_ev
         ({"background": True}, "background", "background true is not served"),
         ({"truncation": "auto"}, "truncation", "is not served"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort", "is not served: it may be 'none'"),
-        ({"tool_choice": {"type": "mcp"}}, "tool_choice", '{"type": "function", "name": …}'),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice", 'of type "function", with the name'),
         ({"tools": [TOOL, TOOL]}, None, "names must differ, and 'weather' is there more than once"),
         ({"include": ["file_search_call.results"]}, "include.0", "is not served"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "it may be 'function'"),

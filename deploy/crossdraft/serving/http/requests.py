@@ -21,12 +21,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     PrivateAttr,
     StrictBool,
     StrictInt,
-    Tag,
     ValidationInfo,
     create_model,
     field_validator,
@@ -487,52 +485,33 @@ class ToolBody(ToolType):
     function: FunctionBody
 
 
-class FunctionName(Body):
-    """Of a function that must be called."""
-
-    name: Text
-
-
-class ToolName(Body):
-    """Of a tool that must be called."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class AllowedTools(Body):
-    """Which of the tools may be called; the model is shown no others."""
-
-    mode: Literal["auto", "required"]
-    tools: list[ToolName] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
-
-
-class AllowedChoice(Body):
-    """Some of the tools."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
+def read_choice(value: Any) -> tuple[str, list[str]]:
+    """What `tool_choice` says, in the form of chats or of /v1/responses: none, auto, required, named or allowed, the
+    last one with `auto` or `required`, and the functions that it names. Raises ValueError."""
+    try:
+        if value in ("none", "auto", "required"):
+            return value, []
+        inner = value.get("allowed_tools", value)
+        named = {"function": [value], "allowed_tools": inner.get("tools")}[value["type"]]
+        mode = "named" if value["type"] == "function" else f"allowed {inner['mode']}"
+        names = [one.get("function", one)["name"] for one in named]
+        known = mode in ("named", "allowed auto", "allowed required")
+        if names and known and all(isinstance(one, str) for one in names):
+            return mode, names
+    except (AttributeError, KeyError, TypeError):
+        pass  # it is none of these
+    raise ValueError(
+        'it must be "none", "auto", "required", or an object: of type "function", with the name of one, or of type '
+        '"allowed_tools", with mode "auto" or "required" and tools'
+    )
 
 
-def tool_choice(named: Any, allowed: Any, shapes: str) -> Any:
-    """The type of `tool_choice`: a word, or one of two objects, by their types; `shapes` is for people."""
-    words = ("none", "auto", "required")
-
-    def kind(value: Any) -> str | None:
-        found = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return "word" if isinstance(value, str) and value in words else found
-
-    union: Any = Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[named, Tag("function")]
-    union |= Annotated[allowed, Tag("allowed_tools")]
-    text = f'it must be "none", "auto", "required", {shapes}'
-    return Annotated[union, Discriminator(kind, custom_error_type="tool_choice", custom_error_message=text)]
+def _choice(value: object) -> object:
+    read_choice(value)
+    return value
 
 
-ToolChoice = tool_choice(
-    ToolName,
-    AllowedChoice,
-    '{"type": "function", "function": {…}} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}',
-)
+ToolChoice = Annotated[str | dict[str, Any], BeforeValidator(_choice)]
 
 
 class CalledFunction(Part):
@@ -635,7 +614,7 @@ class TemplateFields(Body):
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
         tools = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.usable]
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         effort |= {"enable_thinking": False} if self.reasoning_effort == "none" else {}
         given = {**effort, **(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
         settings = json.dumps(given) if given else ""
@@ -661,18 +640,18 @@ class ChatBody(TemplateFields, GenerationBody):
     def _check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+        if self._mode not in ("none", "auto") and not self.tools:
             raise ValueError("When using `tool_choice`, `tools` must be set.")
-        if not self._named <= {one.function.name for one in self.tools}:
+        if not {*self._named} <= {one.function.name for one in self.tools}:
             raise ValueError("The tool specified in `tool_choice` does not match any of the specified `tools`")
         return self
 
     @property
     def usable(self) -> list[FunctionBody]:
         """As of `TemplateFields`."""
-        if isinstance(self.tool_choice, AllowedChoice):
+        if self._mode.startswith("allowed"):
             return [one for one in super().usable if one.name in self._named]
-        return [] if self.tool_choice == "none" else super().usable
+        return [] if self._mode == "none" else super().usable
 
     @property
     def form(self) -> AnswerForm:
@@ -681,24 +660,25 @@ class ChatBody(TemplateFields, GenerationBody):
 
     def write(self, tools: ToolFormat | None, reasoning: Reasoning | None) -> None:
         """Says how the model writes calls, and its reasoning after this prompt."""
-        most = 1 if self.parallel_tool_calls is False or isinstance(self.tool_choice, ToolName) else None
+        most = 1 if self.parallel_tool_calls is False or self._mode == "named" else None
         self._form = AnswerForm(tools if self.usable else None, reasoning, most=most)
 
     @property
-    def _named(self) -> set[str]:
+    def _mode(self) -> str:
+        """As of `read_choice`."""
+        return read_choice(self.tool_choice or "auto")[0]
+
+    @property
+    def _named(self) -> list[str]:
         """Functions that `tool_choice` names."""
-        choice = self.tool_choice
-        tools = choice.allowed_tools.tools if isinstance(choice, AllowedChoice) else [choice]
-        return {one.function.name for one in tools if isinstance(one, ToolName)}
+        return read_choice(self.tool_choice or "auto")[1]
 
     def _grammar(self) -> Grammar | None:
         """With `required` and a name the calls are by the schemas; with `auto` those of strict functions, and others
         have any object as arguments."""
-        content, choice = super()._grammar(), self.tool_choice
-        mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
-        must = mode not in (None, "none", "auto")
+        content, must = super()._grammar(), self._mode in ("required", "named", "allowed required")
         self._form = replace(self._form, bare=must or content is not None, must=must)
-        chosen = [one for one in self.usable if one.name in (self._named or {one.name})]
+        chosen = [one for one in self.usable if not self._named or one.name in self._named]
         return self._form.grammar([one.function(not (must or one.strict)) for one in chosen], not must, content)
 
     @cached_property

@@ -20,13 +20,12 @@ from crossdraft.serving.http.requests import (
     ChatBody,
     Effort,
     FunctionBody,
-    FunctionName,
     JsonSchema,
     Part,
     Text,
     Tokens,
+    ToolChoice,
     ToolType,
-    tool_choice,
 )
 from crossdraft.serving.http.responses import PartialOutput
 from crossdraft.text.answers import AnswerParser, Said, What
@@ -82,27 +81,6 @@ class Item(Part):
 
 class FunctionTool(FunctionBody, ToolType):
     """A tool, whose type is looked at first."""
-
-
-class FunctionChoice(FunctionName):
-    """A tool by its name."""
-
-    type: Literal["function"]
-
-
-class AllowedChoice(Body):
-    """Some of the tools."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
-
-
-ToolChoice = tool_choice(
-    FunctionChoice,
-    AllowedChoice,
-    '{"type": "function", "name": …} or {"type": "allowed_tools", "mode": …, "tools": […]}',
-)
 
 
 class ReasoningOptions(Body):
@@ -162,15 +140,12 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
         return self._made
 
     def _as_chat(self) -> dict[str, Any]:
-        choice, shape = self.tool_choice, self.text.format
-        if isinstance(choice, AllowedChoice):
-            allowed = {"mode": choice.mode, "tools": [_named(one) for one in choice.tools]}
-            choice = {"type": choice.type, "allowed_tools": allowed}
+        shape = self.text.format
         return {name: getattr(self, name) for name in SHARED} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
             "tools": [{"type": one.type, "function": one.model_dump(exclude={"type"})} for one in self.tools],
-            "tool_choice": _named(choice) if isinstance(choice, FunctionChoice) else choice,
+            "tool_choice": self.tool_choice,
             "reasoning_effort": self.reasoning and self.reasoning.effort,
             "response_format": shape
             and {"type": shape.type, "json_schema": shape.model_dump(exclude={"type"}, by_alias=True)},
@@ -196,11 +171,6 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
             else:
                 _assistant(said, "reasoning", "content", "tool_calls")["reasoning"] = text
         return said
-
-
-def _named(choice: FunctionChoice) -> dict[str, Any]:
-    """As chats name a function."""
-    return {"type": choice.type, "function": {"name": choice.name}}
 
 
 def _assistant(said: list[dict[str, Any]], *without: str) -> dict[str, Any]:
@@ -241,7 +211,7 @@ class ResponseWriter:
         self._thought = 0  # tokens of reasoning
         self._open = ""  # the text of the last item, which has not ended
         shown = body.model_dump(mode="json", by_alias=True, include={*ECHOED})
-        form = body.text.format or TextFormat(type="text")
+        form = body.text.format or TextFormat.model_validate({"type": "text"})
         format = form.model_dump(
             mode="json", by_alias=True, exclude_none=True, exclude=set() if form.asked else {"name"}
         )

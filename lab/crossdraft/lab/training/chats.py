@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from crossdraft.lab.training.corpus import SEED, is_held_out, read_corpus
@@ -23,27 +23,12 @@ from crossdraft.text.chat_template import ChatTemplate
 
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("chats.json").read_text(encoding="utf-8"))
 WORDS = 4000  # of identifiers, the most frequent ones
+MADE_UP = 0.3  # of words: copied, not known
 LONGEST = 640  # tokens of a chat
-HELD_OUT = 256  # chats
+HELD_OUT = 128  # chats
 KINDS = ("word", "number", "topic", "city", "person", "id", "colour", "file")  # of drawn tools' parameters
 END = "<|endoftext|>"
-TEMPLATE = """\
-{%- if tools -%}
-tools:
-{% for tool in tools %}{% set function = tool.function %}{% set parameters = function.parameters or {} %}
-{{ function.name }}({% for name, one in (parameters.properties or {}).items() %}{{ ', ' if not loop.first }}{{ name }}
-{{- '?' if name not in (parameters.required or []) }}: {{ one.enum | join('|') if one.enum else one.type or 'any' }}
-{%- endfor %}){{ ': ' + function.description if function.description }}{{ '\\n' }}
-{%- endfor %}{{ eos_token }}
-{%- endif %}
-{%- for message in messages %}
-{{- message.role + ':\\n' + message.content }}
-{%- for call in message.tool_calls or [] %}{{ '\\n' if message.content or not loop.first }}<tool_call>
-{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>{% endfor %}{{ eos_token }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}
-"""
+TEMPLATE = Path(__file__).with_name("chat.jinja").read_text(encoding="utf-8")
 Message = dict[str, Any]
 Tool = dict[str, Any]  # as in `chats.json`
 
@@ -68,7 +53,12 @@ class _Values(dict[str, Any]):
         return found
 
     def _of(self, kind: str, place: str) -> Any:
-        draw, word = self._draw, lambda: self._draw.choice(_words("word", self._held_out))
+        draw = self._draw
+
+        def word() -> str:
+            first, second = draw.choices(_words("word", self._held_out), k=2)
+            return first[: draw.randint(1, 4)] + second[-draw.randint(1, 4) :] if draw.random() < MADE_UP else first
+
         match kind:
             case "number":
                 return draw.choice([draw.randint(0, 30), draw.randint(0, 300), draw.randint(0, 9999)])
@@ -91,11 +81,10 @@ class _Values(dict[str, Any]):
                     self.said[place] = f'"{text}"'
                 return text
         return (
-            word().capitalize() if kind in ("city", "person") and draw.random() < 0.4 else draw.choice(self.all(kind))
+            word().capitalize()
+            if kind in ("city", "person") and draw.random() < 0.4
+            else draw.choice(_words(kind, self._held_out))
         )
-
-    def all(self, kind: str) -> list[str]:
-        return _words(kind, self._held_out)
 
     def filled(self, text: str) -> str:
         """A template with the values as they are said."""
@@ -108,7 +97,6 @@ class _Chat:
     def __init__(self, draw: Random, held_out: bool) -> None:
         self._draw, self._held_out = draw, held_out
         self.messages: list[Message] = []
-        self.tools: list[dict[str, Any]] = []
         if draw.random() < 0.4:
             self._say("system", draw.choice(DATA["systems"]))
         kind = draw.random()
@@ -148,38 +136,40 @@ class _Chat:
         words = [draw.choice(_words("word", self._held_out)) for _ in range(6)]
         if tool is None:
             places = {
-                f"{kind}{at or ''}": [words[3 + at]]
-                for at, kind in enumerate(draw.choices(KINDS, k=draw.randint(1, 3)))
+                f"{kind}{at or ''}": words[at] for at, kind in enumerate(draw.choices(KINDS, k=draw.randint(1, 3)))
             }
-            said = " ".join(words[: draw.randint(1, 3)])
-            name, pairs = said.replace(" ", "_"), [(names[0], f"{{{place}}}") for place, names in places.items()]
-            given = [", ".join(f"{key}{mark}{value}" for key, value in pairs) for mark in (" is ", " ", " = ")]
-            asks = [
-                f"Use {name} with {given[1]}.",
-                f"{said.capitalize()}: {given[0]}",
-                f"Please {said}, {given[2]}",
-                f"Call {name}({given[2]})",
-                f"I want to {said}. {given[0].capitalize()}.",
+            said = " ".join(words[3 : draw.randint(4, 6)])
+            given = [
+                ", ".join(f"{name}{mark}{{{place}}}" for place, name in places.items()) for mark in (" is ", " ", " = ")
             ]
-            tool = {"names": [name], "about": [said], "parameters": places, "asks": asks}
-            tool["results"] = [["{topic2}", "The result is {topic2}."], ["{number3}", "The result is {number3}."]]
-        names = {
-            part: {place: draw.choice(some) for place, some in tool.get(part, {}).items()}
+            tool = {
+                "names": [said.replace(" ", "_")],
+                "about": [said],
+                "parameters": {place: [name] for place, name in places.items()},
+                "asks": [one.format(*given, said, said.replace(" ", "_"), said.capitalize()) for one in DATA["asks"]],
+                "results": DATA["results"],
+            }
+        needed, optional = (
+            {place: draw.choice(some) for place, some in tool.get(part, {}).items()}
             for part in ("parameters", "optional")
-        }
-        if draw.random() < 0.3:
-            names["optional"] |= {"": words[0]}  # nobody ever gives it
-        about = draw.choice([*tool["about"], *tool["about"], ""])
-        return tool | {"name": draw.choice(tool["names"]), "about": about, **names, "listed": draw.random() < 0.7}
+        )
+        # What nobody has said is the first one of those that may be, if there must be one.
+        forced = all(place in DATA["choices"] for place in optional) and draw.random() < 0.5
+        if not forced and draw.random() < 0.3:
+            optional[""] = words[0]  # nobody ever gives it
+        chosen = {"name": draw.choice(tool["names"]), "about": draw.choice([*tool["about"], *tool["about"], ""])}
+        listed = forced or draw.random() < 0.7
+        return tool | chosen | {"parameters": needed, "optional": optional, "forced": forced, "listed": listed}
 
     def _shown(self, tool: Tool) -> dict[str, Any]:
         def schema(place: str) -> dict[str, Any]:
             kind = place.rstrip("123")
-            listed = {"enum": _Values(self._draw, self._held_out).all(kind)} if kind in DATA["choices"] else {}
+            listed = {"enum": _words(kind, self._held_out)} if kind in DATA["choices"] else {}
             return {"type": "integer" if kind == "number" else "string"} | (listed if tool["listed"] else {})
 
         properties = {name: schema(place) for place, name in (tool["parameters"] | tool["optional"]).items()}
-        parameters = {"type": "object", "properties": properties, "required": [*tool["parameters"].values()]}
+        required = tool["parameters"] | (tool["optional"] if tool["forced"] else {})
+        parameters = {"type": "object", "properties": properties, "required": [*required.values()]}
         about = {"description": tool["about"]} if tool["about"] else {}
         return {"type": "function", "function": {"name": tool["name"], "parameters": parameters, **about}}
 
@@ -194,9 +184,12 @@ class _Chat:
                 if place and draw.random() < 0.4:
                     asked.append(values.filled(draw.choice(tool["with"])))
                     given = given | {place: name}
+                elif tool["forced"]:
+                    values[place], given = _words(place, self._held_out)[0], given | {place: name}
             arguments = {name: values[place] for place, name in given.items()}
             calls.append({"id": "", "type": "function", "function": {"name": tool["name"], "arguments": arguments}})
-            told.append(tuple(map(values.filled, draw.choice(tool["results"]))))
+            result, answer = map(values.filled, draw.choice(tool["results"]))
+            told.append((result, answer))
         self._say("user", draw.choice(["", "", "", "", "Hi! ", "Please: "]) + " ".join(asked))
         self._say("assistant", "", tool_calls=calls)
         for result, _ in told:
@@ -223,13 +216,13 @@ def chat_rows(step: int, rows: int, tokenizer: PreTrainedTokenizerFast, held_out
     draw, made = Random(f"{SEED} {held_out} {step}"), list[tuple[list[int], list[int]]]()
     while len(made) < LENGTH_GROUPS * rows:
         chat = _Chat(draw, held_out)
-        made += [found for found in [chat_ids(chat.messages, chat.tools, tokenizer)] if len(found[0]) <= LONGEST]
+        made += [one for one in [chat_ids(chat.messages, chat.tools, tokenizer)] if len(one[0]) <= LONGEST]
     made.sort(key=lambda one: len(one[0]))
     first = 0 if held_out else draw.randrange(LENGTH_GROUPS) * rows
     group = made if held_out else made[first : first + rows]
-    length = max(len(ids) for ids, _ in group)
-    filled = [
-        [[*part, *[fill] * (length - len(part))] for part, fill in zip(one, (0, IGNORED), strict=True)] for one in group
-    ]
-    both = torch.from_numpy(np.array(filled, dtype=np.int64))
-    return both[:, 0], both[:, 1]
+    ids, labels = zip(*group, strict=True)
+    return _padded(ids, 0), _padded(labels, IGNORED)
+
+
+def _padded(rows: Sequence[list[int]], value: int) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
