@@ -61,6 +61,7 @@ def make(recipe: Recipe, folder: Path, work: Path) -> None:
     model = build_model(recipe, tokenizer)
     if recipe is CHAT:
         tokenizer.chat_template = TEMPLATE
+        model.generation_config.update(do_sample=True, temperature=0.2)  # by default: it knows little but one answer
         chats = chat_rows(0, HELD_OUT // LENGTH_GROUPS, tokenizer, held_out=True)
         rows_of = partial(chat_rows, rows=recipe.rows, tokenizer=tokenizer)
         state = train(recipe, model, rows_of, partial(judge_rows, model, chats), folder)
