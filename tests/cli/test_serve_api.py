@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,24 @@ def test_a_pair_by_one_command(
     assert cli(*others).records[-1]["text"] == done.choices[0].text
     assert cli("generate", "--server", ready["grpc"], "--json", *SHORT).records[-1]["text"] == done.choices[0].text
     assert metric(ready, "crossdraft_service_bytes_total", "target") > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_second_signal_ends_what_the_first_one_lets_go_on(target_folder: Path, workers: int) -> None:
+    own = ("--target-model", target_folder, "--cache-mib", 64, "--threads", 1, "--workers", workers)
+    with process("http", *own, "--grace-seconds", 3000, "--log-level", "error") as (server, ready):
+        url = f"http://{ready['address']}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", timeout=300, max_retries=0) as client:
+            settings: Any = {"model": str(target_folder), "prompt": PROMPT, "max_tokens": 4000}
+            stream = client.completions.create(**settings, extra_body={"ignore_eos": True}, stream=True)
+            next(stream)
+            for number in (signal.SIGINT, signal.SIGTERM):  # the second one comes where the test ends the server
+                server.send_signal(number)
+                with suppress(OSError):
+                    while number == signal.SIGINT:  # until nobody listens: the signal has been taken
+                        socket.create_connection(ready["address"].split(":")).close()
+            with pytest.raises(openai.APIError, match="the server ends"):
+                list(stream)
 
 
 def test_the_models_are_beside_several_workers(

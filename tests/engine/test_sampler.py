@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.engine import distributions, sampler
-from crossdraft.engine.distributions import Columns, History, Nodes, Warping, tempered
+from crossdraft.engine.distributions import Columns, History, Nodes, NothingLeftError, Warping, tempered
 from crossdraft.engine.paths import PathRequest, Paths
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
@@ -101,6 +101,26 @@ def test_logits_that_are_no_numbers_are_an_error(what: str, options: SamplingOpt
     logits[2, places] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
         result(asked)
+
+
+@pytest.mark.parametrize("what", ["samples", "rows"])
+@pytest.mark.parametrize("options", [GREEDY, SamplingOptions()])
+def test_limits_that_leave_nothing_are_told_from_logits_that_are_no_numbers(
+    what: str, options: SamplingOptions
+) -> None:
+    limits = replace(options, allowed_token_ids=(1,))
+    mask = np.array([[0b100, *[0] * ((SIZE - 1) // 8)]] * 4, dtype=np.uint8)  # of another id
+    for wrong in (None, torch.nan, torch.inf):
+        logits = LOGITS.clone()
+        if wrong is not None:
+            logits[1] = wrong
+        limited = replace(nodes(logits, limits), mask=mask)
+        one: SamplerRequest[Any] = (
+            SampleRequest(limited, CLOCKS, KEY, OFFSETS) if what == "samples" else RowRequest(limited, 8)
+        )
+        with pytest.raises(ValueError, match="no id is left" if wrong is None else "not finite") as failed:
+            one.run([one])
+        assert isinstance(failed.value, NothingLeftError) is (wrong is None)
 
 
 def ranked(

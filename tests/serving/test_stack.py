@@ -1,6 +1,7 @@
 """Both fronts before the bundled models behind gRPC: the output is the pipeline's, and nothing is left open."""
 
 import asyncio
+import json
 import math
 import re
 from collections.abc import AsyncIterator
@@ -570,3 +571,55 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
         for gains in ({"b": 1.0, "copies": 3.0}, {"b": 4.0, "copies": 3.0}):
             fastest = choice.usual(gains)
             assert (await both.openai.models.retrieve("demo")).to_dict()["auto"] == fastest == max(gains, key=gains.get)  # type: ignore[arg-type]
+
+
+async def test_the_bundled_chat_model_calls_tools_says_what_they_answer_and_writes_json() -> None:
+    """OpenAI's client in the loop of an agent: nothing is constrained but the form of calls."""
+    weather = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    sums = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+    tools: Any = [
+        {"type": "function", "function": {"name": name, "description": text, "parameters": parameters}}
+        for name, text, parameters in (
+            ("weather", "The weather in a city.", weather),
+            ("calculator", "Evaluate an arithmetic expression.", sums),
+        )
+    ]
+    async with AsyncExitStack() as exits:
+        servers = [
+            await exits.enter_async_context(await serve(made))
+            for serve, made in (
+                (target_server, ServeTarget(ModelOptions("bundled:chat", budget=256, threads=1), AT_ONCE)),
+                (drafter_server, ServeDrafter(ModelOptions("bundled:drafter-b", budget=256, threads=1), AT_ONCE)),
+            )
+        ]
+        model = LocalModel("chat", (servers[0].address,), (NamedDrafter("b", (servers[1].address,)),))
+        served = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend([model]))))
+        chat = served.openai.chat.completions
+        asked: Any = {"model": "chat", "temperature": 0, "max_completion_tokens": 80, "tools": tools}
+        for drafter in ("b", "none"):
+            asked["extra_body"] = {"speculative": {"drafter": drafter}}
+            said: list[Any] = []
+            for question, called, result, answer in (
+                ("How is the weather in Oslo?", ("weather", {"city": "Oslo"}), "18 degrees, rain", "18 degrees"),
+                ("What is 12 * 7?", ("calculator", {"expression": "12 * 7"}), "84", "84"),
+                ("How is the weather in Paris?", ("weather", {"city": "Paris"}), "21 degrees, sunny", "21 degrees"),
+            ):
+                said.append({"role": "user", "content": question})
+                done = (await chat.create(**asked, messages=said)).choices[0]
+                (call,) = done.message.tool_calls or ()
+                assert call.type == "function"
+                assert (call.function.name, json.loads(call.function.arguments), done.finish_reason) == (
+                    *called,
+                    "tool_calls",
+                )
+                said += [done.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+                async with chat.stream(**asked, messages=said) as stream:
+                    final = (await stream.get_final_completion()).choices[0]
+                assert final.finish_reason == "stop"
+                assert answer in (final.message.content or "")
+                said.append({"role": "assistant", "content": final.message.content})
+        text = "Ada is 36 years old and lives in Paris. Write name, age, city as JSON."
+        for form in ("text", "json_object"):
+            asked["response_format"] = {"type": form}
+            done = await chat.create(**asked | {"tools": []}, messages=[{"role": "user", "content": text}])
+            assert json.loads(done.choices[0].message.content) == {"name": "Ada", "age": 36, "city": "Paris"}

@@ -17,7 +17,7 @@ from crossdraft.text.answers import (
     after,
     format_of,
 )
-from crossdraft.text.grammar import Grammar, GrammarCompiler, GrammarError
+from crossdraft.text.grammar import Grammar, GrammarCompiler, GrammarError, of_letters
 from crossdraft.text.letters import NOTHING, ControlRole, from_bytes
 
 HERMES, LLAMA, MISTRAL, JSON = (TOOL_FORMATS[name] for name in ("hermes", "llama3_json", "mistral", "json"))
@@ -50,6 +50,9 @@ CASES: list[tuple[AnswerForm, str, Parts]] = [
     (AnswerForm(HERMES), '<tool_call>{"name": "g"}</tool_call>', [("call", "g"), ("arguments", "{}")]),
     (AnswerForm(HERMES), '<tool_call>\n{"name": "f", "arguments": {"ci', [("call", "f"), ("arguments", '{"ci')]),
     (AnswerForm(HERMES), '<tool_call>\n{"name": "f", "argu', [("content", '<tool_call>\n{"name": "f", "argu')]),
+    (AnswerForm(HERMES, must=True), '<tool_call>\n{"name": "f", "argu', []),
+    (AnswerForm(HERMES, must=True), f"<tool_call>\n{F}\n</tool_call>\n<too", CALLED),
+    (AnswerForm(HERMES, R1, must=True), "Hm</think>\n<too", [("reasoning", "Hm")]),
     (AnswerForm(HERMES), "a <tool_call> is a mark", [("content", "a <tool_call> is a mark")]),
     (AnswerForm(HERMES), "a <tool", [("content", "a <tool")]),
     (AnswerForm(MISTRAL), f"[TOOL_CALLS][{F}, {F}]", CALLED * 2),
@@ -164,6 +167,16 @@ def test_what_the_grammar_of_calls_allows_is_read_as_calls(
         assert accepted(form.grammar(FUNCTIONS, False), text) == (count == 1 or most is None)
         assert parts(form, text) == said + called * (1 if most else count)
         assert not accepted(form.grammar(FUNCTIONS, False), text.replace('"a"', '"c"'))
+
+
+def test_of_tools_whose_schema_is_wrong_the_first_one_is_named_without_the_grammar() -> None:
+    wrong = [Function("f", "{}"), Function("Get Weather", '{"properties": {"a": {"not": {}}}}')]
+    grammar = AnswerForm(HERMES).grammar(wrong, False)
+    assert grammar is not None
+    reason = 'function_1_get_weather_arguments: failed to compile JSON schema: Unimplemented keys: ["not"]'
+    with pytest.raises(GrammarError) as refused:
+        of_letters().matcher(grammar)
+    assert str(refused.value) == f"Grammar error: {reason}"
 
 
 def test_content_beside_calls() -> None:

@@ -15,6 +15,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -133,7 +134,16 @@ class Workers(Serving):
     async def _end(self) -> list[str]:
         """Ends all; returns those that were ready and whose status is not 0."""
         seconds = self._shares.grace_seconds + SPARE_SECONDS
-        statuses = await asyncio.gather(*(ended(worker.process, seconds) for worker in self._workers))
+        ends = [asyncio.create_task(ended(worker.process, seconds)) for worker in self._workers]
+        try:
+            await asyncio.wait(ends)
+        except asyncio.CancelledError:  # a second signal is one for workers, too
+            for worker in self._workers:
+                with suppress(ProcessLookupError):
+                    worker.process.terminate()
+            await asyncio.wait(ends)
+            raise
+        statuses = [one.result() for one in ends]
         for one in self._reserved:
             one.close()
         pairs = zip(self._workers, statuses, strict=True)

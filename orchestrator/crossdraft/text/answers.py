@@ -100,6 +100,7 @@ class AnswerForm:
     reasoning: Reasoning | None = None
     bare: bool = False  # calls come without a mark that is a control symbol, as a grammar writes them
     most: int | None = None  # calls that count; None: all
+    must: bool = False  # there is nothing but calls: other text is the beginning of one that was cut
 
     @property
     def plain(self) -> bool:
@@ -144,7 +145,7 @@ class AnswerForm:
 def _calls(tools: ToolFormat, functions: Sequence[Function], most: int | None) -> list[str]:
     """Rules of `calls`, and of `open`: content with calls in it, where a mark begins them."""
     begin = _quoted(tools.begin) if tools.spelled else ""
-    names = [f"function_{index}" for index in range(len(functions))]
+    names = [f"function_{index}_{re.sub('[^a-z0-9_]', '_', one.name.lower())}" for index, one in enumerate(functions)]
     rules = [f"function: {' | '.join(names)}"]
     for name, one in zip(names, functions, strict=True):
         head = _quoted(f'{{"name": {_quoted(one.name)}, "{tools.arguments}": ')
@@ -339,6 +340,8 @@ class AnswerParser:
     def _say(self, what: What, text: str) -> None:
         if what is What.CONTENT and text:
             text, self._blanks = self._blanks + text, ""
+        if what is What.CONTENT and self.form.must:
+            return
         call = 0 if what in (What.REASONING, What.CONTENT) else self.calls - 1
         if (text or what is What.CALL) and (not call or self.form.most is None or call < self.form.most):
             self._said.append((what, call, text))
@@ -382,7 +385,7 @@ class AnswerParser:
             if found >= 0 or self._over:
                 break
             yield
-        if found < 0 and self._blanks and what is What.CONTENT and not self.calls:
+        if found < 0 and self._blanks and what is What.CONTENT and not self.calls and not self.form.must:
             self._said.append((what, 0, self._blanks))
         return found >= 0
 

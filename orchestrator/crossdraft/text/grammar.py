@@ -43,6 +43,8 @@ REFUSED = "Grammar error: "
 # Of Lark's grammars: texts, regular expressions and comments; and outside of these, what is about tokens.
 QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#).*')
 TOKENS = re.compile(r"<[^>\s]*>|\b(?:max_tokens|temperature)\s*=")
+LINES = re.compile(r"\n +\d+ \| ")  # of a grammar, as the library's reasons show them
+FAULTY = re.compile(r" \d+ \| (\w+)[^\n]*\n +\^\n")  # the one that is wrong, with the name of its rule
 STACK = 2**28  # bytes of each that may be used
 FORCED = 256  # letters that must follow, of those that are told
 COMPILED = 64  # grammars that a compiler keeps, and
@@ -168,8 +170,10 @@ def _choices(text: str) -> list[str]:
 
 
 def _refused(reason: str) -> GrammarError:
-    """In one line, without the lines of the grammar that the library shows."""
-    said = reason.partition("\n   1 |")[0].replace("<non-verbose/>", "")
+    """In one line, with the name of the rule in place of the lines of the grammar that the library shows."""
+    said, rule = LINES.split(reason, 1)[0].replace("<non-verbose/>", ""), FAULTY.search(reason)
+    if rule is not None and rule[1] != "start":
+        said = re.sub(r"^at \d+\(\d+\)", rule[1], said)
     said = "no output is possible by it" if said.startswith("NoExtension") else said
     return GrammarError(REFUSED + " ".join(said.split())[:REASON])
 

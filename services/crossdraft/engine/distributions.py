@@ -38,6 +38,16 @@ ADDED = ADDED.astype(np.float32)
 LEAST_WIDTH = 32  # of such a distribution, so that few differ in it
 
 
+class NothingLeftError(ValueError):
+    """A grammar and options of a request leave no id that may be drawn."""
+
+
+def nothing_left(logits: Tensor) -> ValueError:
+    """Why a row has no id that can be drawn: its masked logits are not finite, or all ids are ruled out."""
+    finite = bool((logits < torch.inf).all())  # not NaN, either
+    return NothingLeftError("no id is left to draw") if finite else ValueError(NOT_FINITE)
+
+
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors (n, V) one below the other."""
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -30,6 +30,7 @@ from crossdraft.engine.distributions import (
     joined,
     log_probabilities_of,
     logits_of,
+    nothing_left,
     row_table,
     scores,
     tempered,
@@ -332,7 +333,7 @@ class SampleRequest(_OfNodes[Found[Sample]]):
             *Likely.tensors(own, self.likely),
         )
         if not possible.all():
-            raise ValueError(NOT_FINITE)
+            raise nothing_left(logits)
         table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], Likely.of(*likely) if likely else None)
         return _sliced(table.nodes, sizes)
 
@@ -385,7 +386,10 @@ class RowRequest(_OfNodes[Found[Row]]):
         logits = logits_of([one.nodes for one in requests])
         found = distributions([one.nodes for one in requests], logits)
         own = None if self.likely is None else logits
-        table = yield from row_table(found, self.head, listed, own, self.likely or 0)
+        try:
+            table = yield from row_table(found, self.head, listed, own, self.likely or 0)
+        except ValueError:
+            raise nothing_left(logits) from None
         return _sliced(table.nodes, sizes)
 
 

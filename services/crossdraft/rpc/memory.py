@@ -197,7 +197,9 @@ class MemoryEndpoint:
         """Takes no new call, lets open ones go on for the grace period, and ends."""
         _endpoints.pop(self.address, None)
         if calls := [*self.calls]:
-            _, late = await asyncio.wait(calls, timeout=grace_seconds)
-            for one in late:
-                one.cancel()
-            await asyncio.wait(calls)
+            try:
+                await asyncio.wait(calls, timeout=grace_seconds)
+            finally:
+                for one in calls:
+                    one.cancel()
+                await asyncio.wait(calls)

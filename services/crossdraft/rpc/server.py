@@ -45,7 +45,7 @@ class Serving(ABC):
 
     @abstractmethod
     async def drain(self) -> None:
-        """Lets what is under way go on for the grace period, and ends."""
+        """Lets what is under way go on for the grace period, and ends; if it is cancelled, at once."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -164,7 +164,11 @@ class Endpoint:
     async def drain(self) -> None:
         """Reports NOT_SERVING, takes no new call, lets open ones go on for the grace period, and ends."""
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(self._listening.grace_seconds)
+        try:
+            await self._server.stop(self._listening.grace_seconds)
+        except asyncio.CancelledError:
+            await self._server.stop(None)
+            raise
 
 
 class Server(Serving, Generic[Opening, Ask, Answer]):
@@ -237,10 +241,12 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
         """Reports NOT_SERVING, takes no new session, lets open ones go on for the grace period, and ends."""
         self._handlers.drain()
         ends = [self._here.drain(self._listening.grace_seconds)]
-        await asyncio.gather(*ends, *([] if self._endpoint is None else [self._endpoint.drain()]))
-        await self._exporter.stop()
-        await self.service.close()
-        self._lag.stop()
+        try:
+            await asyncio.gather(*ends, *([] if self._endpoint is None else [self._endpoint.drain()]))
+        finally:
+            await self._exporter.stop()
+            await self.service.close()
+            self._lag.stop()
 
     def ready_line(self) -> str:
         description = self.service.description
@@ -257,17 +263,31 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; prints the ready line once it listens. Raises CannotListen."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    """Serves until SIGTERM or SIGINT, then drains; a second one ends that. Prints the ready line once it listens.
+
+    Raises:
+        CannotListen: as `Server.start`.
+    """
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     signals = (signal.SIGTERM, signal.SIGINT)
+
+    def heard() -> None:
+        if stop.is_set() and not hurry.is_set() and serving is not None:
+            hurry.set()
+            serving.cancel()
+        stop.set()
+
     for number in signals:
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, heard)
     try:
         async with server:
             freeze_heap()
             print(server.ready_line(), file=output, flush=True)
             await stop.wait()
+    except asyncio.CancelledError:
+        if not hurry.is_set():
+            raise
     finally:
         for number in signals:
             loop.remove_signal_handler(number)

@@ -13,11 +13,11 @@ from typing import Any
 
 from crossdraft.engine.device import fetched, state_bytes
 from crossdraft.engine.distributions import (
-    NOT_FINITE,
     History,
     Logits,
     LogitsProcessor,
     Nodes,
+    NothingLeftError,
     distributions,
     logits_of,
     row_table,
@@ -59,9 +59,7 @@ TargetServer = Server[OpenTarget, Request, Reply]
 BATCHED_SECONDS = 0.008
 MOST_WAITING_REQUESTS = 64  # requests of a session
 COMPILE_SECONDS = 30.0  # for a grammar, and those that were sent before
-LEAVES_NONE = (
-    "the grammar and the request's other limits (allowed_token_ids, bad_words, min_tokens) leave no id to draw"
-)
+LEAVES_NONE = "the request's limits (grammar, allowed_token_ids, bad_words, min_tokens) leave no id to draw"
 SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
 
 
@@ -262,7 +260,7 @@ class TargetSession:
                 self._replies.send(_done(request, found) if isinstance(request, Pass) else found)
             self._go_on()
         except Exception as error:  # a job, and reading its result, may raise anything: it ends this session
-            nothing = self._matcher is not None and str(error) == NOT_FINITE  # no other target could draw either
+            nothing = isinstance(error, NothingLeftError)  # no other target could draw either
             self._replies.fail(BadRequest(LEAVES_NONE) if nothing else error)
 
     def _change_run(self, request: RunTo) -> None:

@@ -141,7 +141,7 @@ NOTHING: dict[str, Any] = {
     "skip_special_tokens": True, "spaces_between_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0,
     "early_stopping": False, "priority": 0, "response_format": {"type": "text"}, "guided_regex": None,
     "structured_outputs": None, "include_reasoning": True, "return_tokens_as_token_ids": False, "documents": [],
-    "mm_processor_kwargs": {}, "logits_processors": [], "verbosity": "medium", "reasoning_effort": "none",
+    "mm_processor_kwargs": {}, "logits_processors": [], "verbosity": "medium",
 }  # fmt: skip
 ALWAYS: dict[str, Any] = {
     "store": False, "metadata": {"a": "b"}, "user": "me", "service_tier": "auto", "safety_identifier": "me",

@@ -4,9 +4,8 @@ import asyncio
 import logging
 import socket
 
-import httpx2 as httpx
 import pytest
-from openai import APIConnectionError
+from openai import APIError
 
 from crossdraft.client import Kind, Token
 from crossdraft.rpc.errors import CannotListen
@@ -15,6 +14,7 @@ from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
 from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import Front, front
+from tests.serving.http.faults import fault
 
 LONG = (Token(1, "x" * 50_000, b"", Kind.BONUS, None),) * 1000  # 50 MB, more than sockets keep
 
@@ -84,14 +84,32 @@ async def test_the_grace_period_ends_what_goes_on_and_says_so_once(
         await served.server.drain()
         await outputs.wait_running(0)
         for stream in streams:
-            with pytest.raises(APIConnectionError):
+            with pytest.raises(APIError, match="the server ends; ask again later"):
                 await anext(stream)
-        with pytest.raises(httpx.TransportError):
-            await waiting
+        assert fault(await waiting) == {
+            "message": "the server ends; ask again later", "type": "server_error", "param": None,
+            "code": "service_unavailable",
+        }  # fmt: skip
+        assert (await waiting).status_code == 503
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     (said,) = [record for record in warnings if record.name != "asyncio"]  # others' come late
     assert said.getMessage() == "3 open requests are ended: the grace period of 0 s is over (--grace-seconds)"
     assert said.exc_info is None
+
+
+async def test_a_drain_that_is_cancelled_ends_streams_at_once_and_with_an_event(outputs: FakeBackend) -> None:
+    async with front(outputs, grace_seconds=300) as served:
+        stream = await served.openai.responses.create(model="toy", input="Say", stream=True)
+        while (await anext(stream)).type != "response.output_text.delta":
+            pass
+        draining = asyncio.create_task(served.server.drain())
+        await refused(served.server.address)
+        draining.cancel()
+        events = [event async for event in stream]
+        assert [(one.type, one.code) for one in events] == [("error", "service_unavailable")]
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+        await outputs.wait_running(0)
 
 
 async def refused(address: str) -> None:

@@ -83,17 +83,23 @@ HOW = "speculative"
             'its type must be "object"',
         ),
         (CHAT, CHATTING | {"tools": [TOOL], "tool_choice": NAMED}, None, "does not match any of the specified `tools`"),
-        (
-            CHAT,
-            CHATTING | {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}},
-            "tool_choice.type",
-            "'function'",
+        *(
+            (CHAT, CHATTING | {"tools": [TOOL], "tool_choice": choice}, "tool_choice", 'or of type "allowed_tools"')
+            for choice in (
+                "any",
+                7,
+                {"type": "function"},
+                {"type": "function", "function": {"name": [1]}},
+                {"type": "allowed_tools"},
+                {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+                {"type": "allowed_tools", "allowed_tools": {"mode": "named", "tools": [TOOL]}},
+            )
         ),
         (CHAT, CHATTING | {"tool_choice": NAMED}, None, "`tools` must be set"),
-        (CHAT, CHATTING | {"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "it may be 'none', 'auto' or 'requi"),
+        (CHAT, CHATTING | {"tools": [TOOL, TOOL]}, "tools", "names must differ, and 'f' is there more than once"),
         (CHAT, CHATTING | {"tool_choice": "required"}, None, "`tools` must be set"),
         (CHAT, CHATTING | {"top_logprobs": 2}, None, "needs logprobs"),
-        (CHAT, CHATTING | {"reasoning_effort": "high"}, "reasoning_effort", "reasoning_effort is not served"),
+        (CHAT, CHATTING | {"reasoning_effort": "much"}, "reasoning_effort", "is not served: it may be 'none'"),
         (CHAT, CHATTING | {"skip_special_tokens": False}, "skip_special_tokens", "is not served"),
         (CHAT, CHATTING | {"use_beam_search": True, "length_penalty": 1}, "use_beam_search", "is not served"),
         (CHAT, CHATTING | {"seeed": None, "temprature": 0}, "temprature", "Unrecognized request argument supplied"),

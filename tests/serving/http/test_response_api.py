@@ -63,6 +63,7 @@ async def test_a_text_whole_and_streamed(served: Front, outputs: FakeBackend) ->
     assert (whole.output_text, whole.status, whole.object, whole.model) == ("Hé!", "completed", "response", "toy")
     assert whole.usage is not None
     assert (whole.usage.input_tokens, whole.usage.output_tokens, whole.usage.total_tokens) == (3, 3, 6)
+    assert whole.to_dict()["text"] == {"format": {"type": "text"}}
     assert (whole.instructions, whole.max_output_tokens, whole.temperature) == ("Be kind.", 9, 0.5)
     order, _ = outputs.requests
     assert whole.id == f"resp_{order.id}"
@@ -120,11 +121,19 @@ async def test_what_is_asked_for_is_kept_to(served: Front, outputs: FakeBackend)
     outputs.tokens = tokens_of('{"city": "x"}')
     parsed = await served.openai.responses.parse(model="toy", input="Say", text_format=City)
     assert parsed.output_parsed == City(city="x")
+    shown: Any = parsed.to_dict()["text"]
+    assert (shown["format"]["type"], shown["format"]["name"], shown["format"]["strict"]) == (
+        "json_schema",
+        "City",
+        True,
+    )
+    assert "city" in shown["format"]["schema"]["properties"]
     grammar = outputs.requests[-1].generation.options.grammar
     assert [accepted(grammar, one) for one in ('{"city": "x"}', "x")] == [True, False]
     outputs.tokens = tokens_of(CALL)
     named: Any = {"type": "function", "name": "weather"}
-    for choice in ("required", named):
+    allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    for choice in ("required", named, allowed):
         whole, _ = await both(served, tool_choice=choice)
         assert [one["type"] for one in outline(whole)[1]] == ["function_call"]
         assert accepted(outputs.requests[-1].generation.options.grammar, CALL)
@@ -170,7 +179,9 @@ async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_ev
         ({"conversation": "c"}, "conversation", "conversation is not served"),
         ({"background": True}, "background", "background true is not served"),
         ({"truncation": "auto"}, "truncation", "is not served"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "is not served"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort", "is not served: it may be 'none'"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice", 'of type "function", with the name'),
+        ({"tools": [TOOL, TOOL]}, None, "names must differ, and 'weather' is there more than once"),
         ({"include": ["file_search_call.results"]}, "include.0", "is not served"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "it may be 'function'"),
         ({"tools": [], "tool_choice": "required"}, None, "`tools` must be set"),

@@ -162,11 +162,47 @@ async def test_what_must_be_called_is_called_by_its_schema(served: Front, output
     assert not accepted(single, f"{CALL}\n{CALL}")
 
 
-async def test_with_auto_only_strict_functions_and_forms_of_content_are_kept_to(
+async def test_only_allowed_tools_are_shown_and_may_be_called(served: Front, outputs: FakeBackend) -> None:
+    time = CALL.replace("weather", "time").replace('"city": "b"', "")
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "time"}}]}
+    grammar = await grammar_of(served, outputs, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert [accepted(grammar, one) for one in (time, CALL, "Hi")] == [True, False, False]
+    prompt = outputs.requests[-1].generation.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.settings["tools"] == [TIME]
+    allowed["mode"] = "auto"
+    grammar = await grammar_of(served, outputs, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert [accepted(grammar, one) for one in (time, CALL, "Hi")] == [True, False, True]
+
+
+async def test_the_effort_of_reasoning_is_the_templates_to_read(served: Front, outputs: FakeBackend) -> None:
+    for effort, more in (("low", {}), ("none", {"enable_thinking": False})):
+        await served.openai.chat.completions.create(**ASKED, reasoning_effort=effort)  # type: ignore[call-overload]
+        prompt = outputs.requests[-1].generation.prompt
+        assert isinstance(prompt, Chat)
+        given = {
+            name: value for name, value in prompt.settings.items() if name not in ("tools", "add_generation_prompt")
+        }
+        assert given == {"reasoning_effort": effort, **more}
+
+
+async def test_where_something_must_be_called_what_was_cut_before_is_no_content(
     served: Front, outputs: FakeBackend
 ) -> None:
+    outputs.reason = Reason.LENGTH
+    for cut in (CALL[:5], CALL[:20], CALL[:24]):
+        outputs.tokens = tokens_of(cut)
+        whole = await served.openai.chat.completions.create(**ASKED, tool_choice="required")
+        assert outline(whole) == [("length", None, None, [])]
+        stream = await served.openai.chat.completions.create(**ASKED, tool_choice="required", stream=True)
+        assert not any([chunk.choices[0].delta.content async for chunk in stream])
+
+
+async def test_with_auto_calls_are_calls_and_forms_of_content_are_kept_to(served: Front, outputs: FakeBackend) -> None:
     wrong = CALL.replace('"b"', '"c"')
-    assert await grammar_of(served, outputs) is None
+    grammar = await grammar_of(served, outputs)
+    broken = (CALL.replace('"b"', "b"), CALL.replace("weather", "wether"), CALL.replace("}}", "}"))
+    assert [accepted(grammar, text) for text in ("Hi", f"Hi {CALL}!", wrong, *broken)] == [True] * 3 + [False] * 3
     strict = WEATHER | {"function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
     grammar = await grammar_of(served, outputs, tools=[strict, TIME])
     fits = [accepted(grammar, text) for text in ("Hi", f"Hi {CALL}!", wrong, wrong.replace("weather", "time"))]

@@ -1,12 +1,13 @@
 """What people see and do at `/`, in a real browser."""
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from crossdraft.client import Kind, Overlap, RequestError
+from crossdraft.client import Kind, Overlap, RequestError, Token
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
@@ -118,6 +119,39 @@ async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
     await visit.page.get_by_role("radio", name="Text", exact=True).check()
     await visit.generate("x")
     assert visit.outputs.requests[-1].generation.prompt == "x"
+
+
+async def test_a_call_of_a_tool_is_shown_and_its_result_goes_back(browser: Browser) -> None:
+    called = '{"city": "Oslo"}'
+    text = f'<tool_call>\n{{"name": "weather", "arguments": {called}}}\n</tool_call>'
+    tokens = [Token(1, one, one.encode(), Kind.ACCEPTED, None) for one in text]
+    outputs = TracedBackend(tokens, served=(replace(TOY, chats=True, tool_format="hermes"),))
+    async with visiting(browser, outputs) as visit:
+        await visit.press("call a tool")
+        await expect(visit.page.locator("#extra")).to_contain_text('"name":"calculator"', timeout=WAIT_MS)
+        await visit.press("Generate")
+        await visit.page.get_by_text("a second.").wait_for()
+        shown = await visit.page.locator("#output .token").all_text_contents()
+        assert (shown[0], "".join(shown)) == ("→ weather {", f"→ weather {called}")
+        outputs.tokens = TOKENS
+        await visit.page.get_by_label("Result of weather").fill("Rain")
+        await visit.press("Generate")
+        said = re.compile(r"assistant: → weather \{.*tool: Rain.*def", re.DOTALL)
+        await expect(visit.page.locator("#output")).to_have_text(said, timeout=WAIT_MS)
+        first, second = (order.generation.prompt for order in outputs.requests)
+        assert isinstance(first, Chat)
+        assert isinstance(second, Chat)
+        assert [one["function"]["name"] for one in first.settings["tools"]] == ["weather", "calculator"]
+        _, call, result = second.messages
+        (made,) = call.more["tool_calls"]
+        assert (made["function"], result.content) == ({"name": "weather", "arguments": json.loads(called)}, "Rain")
+        assert result.more == {"tool_call_id": made["id"]}
+        await visit.press("JSON by a schema")
+        assert await visit.page.get_by_label("Message", exact=True).input_value()
+        await visit.press("Generate")
+        await visit.page.get_by_text("a second.").wait_for()
+        assert outputs.requests[-1].generation.options.grammar.kind == "json"
+        assert visit.faults == []
 
 
 async def test_a_chat_comes_first_where_the_model_has_a_template_and_examples_fit(visit: Visit) -> None:

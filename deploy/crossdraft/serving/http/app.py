@@ -207,7 +207,7 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
             return Response(answer, media_type="application/json")
         # An error before the first item has a status of its own.
         first = await unless_gone(request.receive, anext(coming))
-        return EventStream(writer.stream(first, coming), options.stalled_seconds)
+        return EventStream(writer.stream(first, coming), writer.fault, options.stalled_seconds)
 
     return router
 

@@ -83,6 +83,7 @@ LATE = Meaning(504, "server_error", "timeout", "no target answered in time; try 
 REPLACED = Meaning(
     503, "server_error", "model_replaced", "the model was replaced by another while this was being made; ask again"
 )
+ENDS = Meaning(503, "server_error", "service_unavailable", "the server ends; ask again later")
 BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log says why")
 # The first class that an error is an instance of decides: subclasses stand before their bases.
 MEANINGS: Mapping[type[Exception], Meaning] = {

@@ -1,5 +1,6 @@
 """ASGI middleware before the API: request ids, keys, rate limits, and the size of bodies."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from crossdraft.config.api import AnswerOptions
 from crossdraft.rpc.event_loop import MEDIUM
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
 from crossdraft.serving.backend import MIN_RETRY_SECONDS
-from crossdraft.serving.http.errors import BUSY, INVALID, RefusedError, refusal_of
+from crossdraft.serving.http.errors import BUSY, ENDS, INVALID, RefusedError, refusal_of
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
 
 GUARDED = "/v1"
@@ -57,9 +58,12 @@ class Gate:
             return
         headers = Headers(scope=scope)
         scope[ID_KEY] = name = _named(headers.get(REQUEST_ID))
+        begun = False
 
         async def send_named(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 MutableHeaders(scope=message)[REQUEST_ID] = name
             await send(message)
 
@@ -70,7 +74,12 @@ class Gate:
         else:
             peer = ":".join(map(str, scope.get("client") or ()))
             with about(request=name, peer=peer), self._under_way(scope), self._counted(receive) as counted:
-                await self._app(scope, counted, send_named)
+                try:
+                    await self._app(scope, counted, send_named)
+                except asyncio.CancelledError:  # the server ends
+                    if begun:
+                        raise
+                    await reply_of(ENDS.refusal())(scope, receive, send_named)
 
     @contextmanager
     def _under_way(self, scope: Scope) -> Iterator[None]:

@@ -7,6 +7,7 @@ its `OutputRequest`s, one for each prompt and choice.
 import dataclasses
 import json
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -65,7 +66,7 @@ UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
     ), EMPTY,
 ) | {
     "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
-    "reasoning_effort": ("none",), "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
     "verbosity": ("medium",),
 }  # fmt: skip
 
@@ -454,7 +455,9 @@ class FunctionBody(Part):
     name: Annotated[Text, Field(min_length=1, max_length=256)]
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; by default it has nothing.")
-    strict: StrictBool | None = Field(None, description="With tool_choice auto: arguments are by the schema.")
+    strict: StrictBool | None = Field(
+        None, description="With tool_choice auto: arguments are by the schema, not any object."
+    )
 
     @field_validator("parameters")
     @classmethod
@@ -482,17 +485,33 @@ class ToolBody(ToolType):
     function: FunctionBody
 
 
-class FunctionName(Body):
-    """Of a function that must be called."""
+def read_choice(value: Any) -> tuple[str, list[str]]:
+    """What `tool_choice` says, in the form of chats or of /v1/responses: none, auto, required, named or allowed, the
+    last one with `auto` or `required`, and the functions that it names. Raises ValueError."""
+    try:
+        if value in ("none", "auto", "required"):
+            return value, []
+        inner = value.get("allowed_tools", value)
+        named = {"function": [value], "allowed_tools": inner.get("tools")}[value["type"]]
+        mode = "named" if value["type"] == "function" else f"allowed {inner['mode']}"
+        names = [one.get("function", one)["name"] for one in named]
+        known = mode in ("named", "allowed auto", "allowed required")
+        if names and known and all(isinstance(one, str) for one in names):
+            return mode, names
+    except (AttributeError, KeyError, TypeError):
+        pass  # it is none of these
+    raise ValueError(
+        'it must be "none", "auto", "required", or an object: of type "function", with the name of one, or of type '
+        '"allowed_tools", with mode "auto" or "required" and tools'
+    )
 
-    name: Text
+
+def _choice(value: object) -> object:
+    read_choice(value)
+    return value
 
 
-class ToolName(Body):
-    """Of a tool that must be called."""
-
-    type: Literal["function"]
-    function: FunctionName
+ToolChoice = Annotated[str | dict[str, Any], BeforeValidator(_choice)]
 
 
 class CalledFunction(Part):
@@ -569,13 +588,24 @@ class MessageBody(Part):
 Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class TemplateFields(Body):
     """How the chat template is used."""
 
     add_generation_prompt: StrictBool = Field(True, description="Begin an answer after the last message.")
     continue_final_message: StrictBool = Field(False, description="Go on with the last message.")
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few)] | None = None
+    reasoning_effort: Effort | None = Field(None, description="For the template; none: enable_thinking is false, too.")
     tools: list[ToolBody] = Field([], max_length=MAX_TOOLS, fail_fast=True)
+
+    @field_validator("tools")
+    @classmethod
+    def _differ(cls, tools: list[ToolBody]) -> list[ToolBody]:
+        if twice := [name for name, count in Counter(one.function.name for one in tools).items() if count > 1]:
+            raise ValueError(f"their names must differ, and {twice[0]!r} is there more than once")
+        return tools
 
     @property
     def usable(self) -> list[FunctionBody]:
@@ -584,7 +614,9 @@ class TemplateFields(Body):
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
         tools = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.usable]
-        given = {**(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
+        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        effort |= {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        given = {**effort, **(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
         settings = json.dumps(given) if given else ""
         said = tuple(one.message for one in messages)
         return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
@@ -599,7 +631,7 @@ class ChatBody(TemplateFields, GenerationBody):
     logprobs: StrictBool = False
     top_logprobs: Likely | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: StrictBool | None = Field(None, description="false: at most one call.")
     include_reasoning: StrictBool = True
     _form: AnswerForm = PrivateAttr(default_factory=AnswerForm)
@@ -608,16 +640,18 @@ class ChatBody(TemplateFields, GenerationBody):
     def _check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        if self._must_call and not self.tools:
+        if self._mode not in ("none", "auto") and not self.tools:
             raise ValueError("When using `tool_choice`, `tools` must be set.")
-        if isinstance(self.tool_choice, ToolName) and not self._chosen:
+        if not {*self._named} <= {one.function.name for one in self.tools}:
             raise ValueError("The tool specified in `tool_choice` does not match any of the specified `tools`")
         return self
 
     @property
     def usable(self) -> list[FunctionBody]:
         """As of `TemplateFields`."""
-        return [] if self.tool_choice == "none" else super().usable
+        if self._mode.startswith("allowed"):
+            return [one for one in super().usable if one.name in self._named]
+        return [] if self._mode == "none" else super().usable
 
     @property
     def form(self) -> AnswerForm:
@@ -626,26 +660,26 @@ class ChatBody(TemplateFields, GenerationBody):
 
     def write(self, tools: ToolFormat | None, reasoning: Reasoning | None) -> None:
         """Says how the model writes calls, and its reasoning after this prompt."""
-        most = 1 if self.parallel_tool_calls is False or isinstance(self.tool_choice, ToolName) else None
+        most = 1 if self.parallel_tool_calls is False or self._mode == "named" else None
         self._form = AnswerForm(tools if self.usable else None, reasoning, most=most)
 
     @property
-    def _must_call(self) -> bool:
-        return self.tool_choice not in (None, "none", "auto")
+    def _mode(self) -> str:
+        """As of `read_choice`."""
+        return read_choice(self.tool_choice or "auto")[0]
 
     @property
-    def _chosen(self) -> list[FunctionBody]:
-        """Of the functions, those that may be called."""
-        named = self.tool_choice.function.name if isinstance(self.tool_choice, ToolName) else None
-        return [one for one in self.usable if named in (None, one.name)]
+    def _named(self) -> list[str]:
+        """Functions that `tool_choice` names."""
+        return read_choice(self.tool_choice or "auto")[1]
 
     def _grammar(self) -> Grammar | None:
-        """With `required` and a name the calls are by the schemas; with `auto` those of strict functions."""
-        content, chosen, must = super()._grammar(), self._chosen, self._must_call
-        constrained = must or content is not None or any(one.strict for one in chosen)
-        self._form = replace(self._form, bare=constrained)
-        functions = [one.function(not (must or one.strict)) for one in chosen] if constrained else []
-        return self._form.grammar(functions, not must, content)
+        """With `required` and a name the calls are by the schemas; with `auto` those of strict functions, and others
+        have any object as arguments."""
+        content, must = super()._grammar(), self._mode in ("required", "named", "allowed required")
+        self._form = replace(self._form, bare=must or content is not None, must=must)
+        chosen = [one for one in self.usable if not self._named or one.name in self._named]
+        return self._form.grammar([one.function(not (must or one.strict)) for one in chosen], not must, content)
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:

@@ -12,19 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from crossdraft.client import Reason
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.serving.backend import OutputItem, TraceSpans
-from crossdraft.serving.http.errors import FOREIGN, refusal_of
+from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
 from crossdraft.serving.http.requests import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Body,
     ChatBody,
+    Effort,
     FunctionBody,
-    FunctionName,
     JsonSchema,
-    Nothing,
     Part,
     Text,
     Tokens,
+    ToolChoice,
     ToolType,
 )
 from crossdraft.serving.http.responses import PartialOutput
@@ -40,7 +40,7 @@ KINDS = {What.CONTENT: "message", What.REASONING: "reasoning"}  # types of items
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 # Fields of a request that its response has, too.
 ECHOED = (
-    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "text", "tool_choice",
+    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "tool_choice",
     "tools", "top_p", "user",
 )  # fmt: skip
 # Fields of a chat that requests may have here by the same names.
@@ -83,10 +83,11 @@ class FunctionTool(FunctionBody, ToolType):
     """A tool, whose type is looked at first."""
 
 
-class FunctionChoice(FunctionName):
-    """The tool that must be called."""
+class ReasoningOptions(Body):
+    """How much the model is to think."""
 
-    type: Literal["function"]
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Without effect.")
 
 
 class TextFormat(JsonSchema):
@@ -115,9 +116,9 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
     instructions: Text | None = None
     max_output_tokens: Tokens | None = None
     tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice = "auto"
-    text: TextOptions = TextOptions.model_validate({"format": {"type": "text"}})
-    reasoning: Nothing = None
+    tool_choice: ToolChoice = "auto"
+    text: TextOptions = TextOptions()
+    reasoning: ReasoningOptions | None = None
     include: list[Literal["reasoning.encrypted_content"]] = Field([], description="Without effect.", fail_fast=True)
     store: Literal[False] | None = Field(None, description="Nothing is stored.")
     background: Literal[False] | None = None
@@ -139,13 +140,13 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
         return self._made
 
     def _as_chat(self) -> dict[str, Any]:
-        choice, shape = self.tool_choice, self.text.format
-        named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, FunctionChoice) else None
+        shape = self.text.format
         return {name: getattr(self, name) for name in SHARED} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
             "tools": [{"type": one.type, "function": one.model_dump(exclude={"type"})} for one in self.tools],
-            "tool_choice": named or choice,
+            "tool_choice": self.tool_choice,
+            "reasoning_effort": self.reasoning and self.reasoning.effort,
             "response_format": shape
             and {"type": shape.type, "json_schema": shape.model_dump(exclude={"type"}, by_alias=True)},
         }
@@ -210,6 +211,11 @@ class ResponseWriter:
         self._thought = 0  # tokens of reasoning
         self._open = ""  # the text of the last item, which has not ended
         shown = body.model_dump(mode="json", by_alias=True, include={*ECHOED})
+        form = body.text.format or TextFormat.model_validate({"type": "text"})
+        format = form.model_dump(
+            mode="json", by_alias=True, exclude_none=True, exclude=set() if form.asked else {"name"}
+        )
+        shown |= {"text": {"format": format}}
         shown |= {"metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False}
         self.response = Response(id=f"resp_{request_id}", created_at=int(time.time()), model=model, **shown)
 
@@ -234,8 +240,11 @@ class ResponseWriter:
                     for event in self._events(item):
                         yield event
             except FOREIGN as error:
-                fault = refusal_of(error, self._request_id).body.error
-                yield self._sent("error", code=fault.code, message=fault.message, param=fault.param)
+                yield self.fault(refusal_of(error, self._request_id))
+
+    def fault(self, refusal: RefusedError) -> bytes:
+        """The last event of a stream that an error ends."""
+        return self._sent("error", code=refusal.code, message=refusal.message, param=refusal.param)
 
     def _events(self, item: OutputItem) -> Iterator[bytes]:
         if isinstance(item, TraceSpans):

@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil
 from types import MappingProxyType
 
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 TLS_CLOSE_SECONDS = 2.0  # that a client has to end a connection that this side has ended
 ACCEPT_PAUSE = 1.0  # seconds, where no connection can be taken
 BACKLOG = 2048  # connections waiting to be accepted
+LAST_SECONDS = 1.0  # for clients to read the last event of a stream
 ENDING_SECONDS = 10  # for requests that are ended after the grace period to release what they hold
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn without signal handlers, with an event for when it listens, and with connections closed after the grace.
+    """Uvicorn without signal handlers, with an event for when it listens, and with requests ended after the grace.
 
-    By itself uvicorn cancels the requests that are open after the grace period and logs them as errors of the
-    application; closing their connections ends them the way a client that leaves does.
+    They are cancelled, which gives streams a last event; uvicorn itself would log them as errors of the application.
     """
 
     def __init__(self, config: uvicorn.Config, grace_seconds: float, limits: ConnectionOptions) -> None:
@@ -38,6 +38,7 @@ class _Uvicorn(uvicorn.Server):
         self._connections = Connections(limits)
         self.listens = asyncio.Event()
         self._grace_seconds = grace_seconds
+        self.hurried = asyncio.Event()  # ends the grace period
         self._accepting: list[asyncio.Task[None]] = []
 
     @contextmanager
@@ -90,7 +91,7 @@ class _Uvicorn(uvicorn.Server):
             self._connections.remove(made)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; closes connections that are open at the end of the grace period."""
+        """As uvicorn's; ends requests that are open at the end of the grace period."""
         if self.server_state.tasks and self._grace_seconds:
             text = "waiting up to %g s (--grace-seconds) for %d open requests to end"
             log.warning(text, self._grace_seconds, len(self.server_state.tasks))
@@ -103,10 +104,18 @@ class _Uvicorn(uvicorn.Server):
             closing.cancel()
 
     async def _close_after_grace(self) -> None:
-        await asyncio.sleep(self._grace_seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.hurried.wait(), self._grace_seconds)
         if self.server_state.tasks:
-            text = "%d open requests are ended: the grace period of %g s is over (--grace-seconds)"
-            log.warning(text, len(self.server_state.tasks), self._grace_seconds)
+            why = (
+                ""
+                if self.hurried.is_set()
+                else f": the grace period of {self._grace_seconds:g} s is over (--grace-seconds)"
+            )
+            log.warning("%d open requests are ended%s", len(self.server_state.tasks), why)
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        await asyncio.sleep(LAST_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -165,10 +174,15 @@ class HttpServer(Serving):
         return self.address
 
     async def drain(self) -> None:
-        """Accepts no new connection, lets requests go on for the grace period, and ends."""
+        """Accepts no new connection, lets requests go on for the grace period, and ends; at once if it is cancelled."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
-            await self._task
+            try:
+                await asyncio.shield(self._task)
+            except asyncio.CancelledError:
+                self._server.hurried.set()
+                await self._task
+                raise
 
     def ready_line(self) -> str:
         return json.dumps({"ready": True, "role": "http", "address": self.address, **self._marks})

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from crossdraft.rpc.errors import without_addresses
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import OutputItem, TraceSpans
-from crossdraft.serving.http.errors import FOREIGN, refusal_of
+from crossdraft.serving.http.errors import ENDS, FOREIGN, RefusedError, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.http.responses import JSON, Figures, Format, PartialOutput, Reply, Shown
 from crossdraft.trace.timeline import Span, What
@@ -61,11 +61,14 @@ class Replies:
                     if event := self._event(index, item):
                         yield event
             except FOREIGN as error:
-                yield event_of(refusal_of(error, self._request_id).body)
+                yield self.fault(refusal_of(error, self._request_id))
             else:
-                if self._body.include_usage:
-                    yield event_of(self._format.usage_chunk(self._outputs))
-            yield DONE
+                usage = event_of(self._format.usage_chunk(self._outputs)) if self._body.include_usage else b""
+                yield usage + DONE
+
+    def fault(self, refusal: RefusedError) -> bytes:
+        """The last events of a stream that an error ends."""
+        return event_of(refusal.body) + DONE
 
     def _event(self, index: int, item: OutputItem) -> bytes:
         """Of one item; empty if it shows nothing."""
@@ -180,7 +183,8 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, until they end, the client leaves, or it has not read for `stalled_seconds`.
+    """Server-sent events, until they end, the client leaves, or it has not read for `stalled_seconds`. Where the server
+    ends before, it cancels this, and `fault` makes the last event.
 
     Not sse-starlette: that ends streams as soon as the server is told to stop, instead of after the grace period, and
     inserts pings.
@@ -188,8 +192,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], stalled_seconds: float) -> None:
-        self._events = events
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], fault: Callable[[RefusedError], bytes], stalled_seconds: float
+    ) -> None:
+        self._events, self._fault, self._begun = events, fault, False
         self._stalled_seconds = stalled_seconds
         # Proxies must neither buffer events nor cache them.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -203,8 +209,13 @@ class EventStream(Response):
                 log.info("%s: the connection ended before the stream", scope["path"])
             except TimeoutError:
                 log.warning("%s: the client has not read for %g s", scope["path"], self._stalled_seconds)
+            except asyncio.CancelledError:
+                if not self._begun:
+                    raise
+                await send({"type": "http.response.body", "body": self._fault(ENDS.refusal()), "more_body": False})
 
     async def _send(self, send: Send) -> None:
+        self._begun = True
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in self._events:
             async with asyncio.timeout(self._stalled_seconds):

@@ -79,6 +79,7 @@ async function make(request, view, name, show) {
   });
   view.end();
   if (end) say(name + summaryOf(tally, end.reason));
+  tally.message = end?.message;
   return end ? tally : null;
 }
 
@@ -97,7 +98,7 @@ async function generate() {
   });
   lanes.finish();
   latest = tally && { tally, request, repeatable };
-  if (tally) settings.answered(request, output.generated);
+  if (tally) settings.answered(request, tally.message);
   allow();
   if (tally) await offer(); // a drafter may have gone or come meanwhile
 }

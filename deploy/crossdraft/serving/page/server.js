@@ -27,15 +27,16 @@ export async function models(key) {
 
 /**
  * Yields what happens to one output, in order: { token: { text, kind } }, { spans: [...] }, and
- * { end: { reason, statistics } } at last. Aborting the signal makes the server drop the output.
+ * { end: { reason, statistics, message } } at last, with what a chat goes on from. Aborting the signal makes the server drop the output.
  */
 export async function* complete(request, key, signal) {
   const headers = { "Content-Type": "application/json", ...headersOf(key) };
   const response = await ask(request.messages ? "v1/chat/completions" : "v1/completions", { method: "POST", headers, body: JSON.stringify(request), signal });
   let ended = false;
+  const message = { role: "assistant", content: "" };
   for await (const data of read(response)) {
     if (data === END) break;
-    for (const event of eventsOf(JSON.parse(data))) {
+    for (const event of eventsOf(JSON.parse(data), message)) {
       ended ||= "end" in event;
       yield event;
     }
@@ -73,10 +74,27 @@ async function* read(response) {
   }
 }
 
-function* eventsOf({ error, choices = [], crossdraft }) {
+function* eventsOf({ error, choices = [], crossdraft }, message) {
   if (error) throw new ServerError(error.message, 0, error.param);
   const [choice] = choices;
   if (crossdraft?.spans?.length) yield { spans: crossdraft.spans };
-  if (crossdraft?.kind) yield { token: { text: choice.text ?? choice.delta.content ?? "", kind: crossdraft.kind } };
-  if (crossdraft?.statistics) yield { end: { reason: choice?.finish_reason, statistics: crossdraft.statistics } };
+  const text = choice?.text ?? added(choice?.delta ?? {}, message);
+  if (crossdraft?.kind) yield { token: { text, kind: crossdraft.kind } };
+  if (crossdraft?.statistics) yield { end: { reason: choice?.finish_reason, statistics: crossdraft.statistics, message } };
+}
+
+/** Adds what came to a message of the assistant; returns how it is shown. */
+function added({ content, tool_calls: pieces = [] }, message) {
+  message.content += content ?? "";
+  for (const { index, function: { arguments: text = "", ...called }, ...more } of pieces) {
+    message.tool_calls ??= [];
+    message.tool_calls[index] ??= { ...more, function: { ...called, arguments: "" } };
+    message.tool_calls[index].function.arguments += text;
+  }
+  return (content ?? "") + pieces.map(({ function: called }) => callText(called)).join("");
+}
+
+/** A call of a tool, or a piece of one, as it is shown. */
+export function callText({ name, arguments: text = "" }) {
+  return (name ? `→ ${name} ` : "") + text;
 }

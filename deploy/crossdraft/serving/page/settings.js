@@ -1,8 +1,25 @@
 // The form: what can be chosen, and what is.
 
+import { callText } from "./server.js";
+
 const DEFAULT = ""; // value of the choice that is left to the server
 const PLAIN = "none";
 const INEXACT = new Set(["tokentiming"]); // methods whose output has not the target's distribution
+
+const text = { type: "string" }, number = { type: "integer" };
+const tool = (name, description, properties) =>
+  ({ type: "function", function: { name, description, parameters: schema(properties) } });
+const schema = (properties) => ({ type: "object", properties, required: Object.keys(properties), additionalProperties: false });
+// What examples of chats ask for, beside their message.
+const EXTRAS = {
+  "two tools": {
+    tools: [tool("weather", "The weather in a city.", { city: text }), tool("calculator", "Evaluate an arithmetic expression.", { expression: text })],
+    parallel_tool_calls: false,
+  },
+  "a JSON schema": {
+    response_format: { type: "json_schema", json_schema: { name: "person", schema: schema({ name: text, age: number, city: text }) } },
+  },
+};
 
 /** The same request without a drafter. */
 export function plainly(request) {
@@ -11,13 +28,15 @@ export function plainly(request) {
 
 /** A request's prompt or chat as it is shown. */
 export function shownOf({ prompt, messages }) {
-  return prompt ?? messages.map(({ role, content }) => `${role}: ${content}\n\n`).join("") + "assistant: ";
+  const said = ({ content, tool_calls: calls = [] }) => content + calls.map((call) => callText(call.function)).join("");
+  return prompt ?? messages.map((one) => `${one.role}: ${said(one)}\n\n`).join("") + "assistant: ";
 }
 
 export class Settings {
   #form;
   #models = [];
   #said = []; // messages of the chat so far
+  #extra = ""; // what its example asks for beside its message
 
   constructor(form) {
     this.#form = form;
@@ -26,7 +45,7 @@ export class Settings {
     this.#field("kind").addEventListener("change", () => this.#enable());
     this.#field("new-chat").addEventListener("click", () => this.#chat([]));
     for (const button of form.querySelectorAll("[data-prompt]")) {
-      button.addEventListener("click", () => this.#example(button.dataset.prompt));
+      button.addEventListener("click", () => this.#example(button.dataset));
     }
   }
 
@@ -57,9 +76,9 @@ export class Settings {
   }
 
   /** Keeps what was said, so that the chat can go on. */
-  answered({ messages }, content) {
+  answered({ messages }, answer) {
     if (!messages || !this.#chatting) return;
-    this.#chat([...messages, { role: "assistant", content }]);
+    this.#chat([...messages, answer]);
     this.#field("prompt").required = false; // until it is sent: an empty one is no mistake yet
     this.#field("prompt").value = "";
   }
@@ -75,7 +94,7 @@ export class Settings {
     const seed = value("seed");
     return {
       model: value("model"),
-      ...(this.#chatting ? { messages: [...this.#said, { role: "user", content: this.prompt }] } : { prompt: this.prompt }),
+      ...(this.#chatting ? { messages: [...this.#said, this.#message], ...EXTRAS[this.#extra] } : { prompt: this.prompt }),
       temperature: Number(value("temperature")),
       max_tokens: Number(value("max-tokens")),
       ...(seed !== "" && { seed: Number(seed) }),
@@ -89,6 +108,17 @@ export class Settings {
         trace: true,
       },
     };
+  }
+
+  /** What is said next: the result of a call, if there is one. */
+  get #message() {
+    const call = this.#call;
+    return { ...(call ? { role: "tool", tool_call_id: call.id } : { role: "user" }), content: this.prompt };
+  }
+
+  /** The call whose result comes next. */
+  get #call() {
+    return this.#said.at(-1)?.tool_calls?.[0];
   }
 
   /** Shows which field the server refused: the last part of its name in the request. */
@@ -125,7 +155,6 @@ export class Settings {
 
   #enable() {
     this.#field("num-speculative-tokens").disabled = !this.#counts;
-    this.#form.querySelector("[for=prompt]").textContent = this.#chatting ? "Message" : "Prompt";
     for (const button of this.#form.querySelectorAll("[data-prompt]")) {
       button.hidden = (button.dataset.kind === "chat") !== this.#chatting;
     }
@@ -135,6 +164,16 @@ export class Settings {
   #chat(messages) {
     this.#said = messages;
     this.#field("new-chat").hidden = !messages.length;
+    if (!messages.length) this.#asks("");
+    const name = this.#call?.function.name;
+    const label = name ? `Result of ${name}` : this.#chatting ? "Message" : "Prompt";
+    this.#form.querySelector("[for=prompt]").textContent = label;
+  }
+
+  #asks(extra) {
+    this.#extra = extra;
+    this.#field("extra").hidden = !extra;
+    this.#field("extra").textContent = `With ${extra}: ${JSON.stringify(EXTRAS[extra])}`;
   }
 
   #options(id, choices) {
@@ -143,7 +182,9 @@ export class Settings {
     if (choices.some(([value]) => value === before)) field.value = before;
   }
 
-  #example(prompt) {
+  #example({ prompt, extra = "" }) {
+    if (this.#call) this.#chat([]); // which an example would answer as a result
+    this.#asks(extra);
     this.#field("prompt").value = prompt;
     this.#field("prompt").focus();
   }

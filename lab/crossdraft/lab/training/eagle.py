@@ -1,4 +1,4 @@
-"""`python -m crossdraft.lab.training.eagle`: the drafter that reads the bundled target's hidden states.
+"""The drafter that reads the bundled target's hidden states.
 
 It learns on texts that the target wrote, from the target's own distribution after each of their tokens. The later steps
 of a draft are trained as they will be: each reads what the one before it has computed (as HASS, arXiv 2408.15766).
@@ -8,11 +8,9 @@ Prompts are trained without states, as the target sends none of them.
 import shutil
 import time
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,11 +19,13 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from crossdraft.engine.eagle.engine import StateLayer
 from crossdraft.engine.loader import FUSION
 from crossdraft.engine.names import BUNDLED
-from crossdraft.lab.training.__main__ import written
 from crossdraft.lab.training.corpus import SEED
 from crossdraft.lab.training.data import IGNORED, Rows, document_rows, tokenize
+from crossdraft.lab.training.train import written
 
 NAME = "drafter-eagle"
+MINUTES = 14.0  # of training
+TEXT_ROUNDS = 16  # of texts that the target writes
 DEPTH = 4  # steps of a draft that are trained together
 ROWS, WINDOW = 16, 256  # of a training step: texts, and tokens of each at most
 PEAK_RATE, LAST_RATE_SHARE, WARM_UP_STEPS = 1e-2, 0.02, 10
@@ -126,18 +126,13 @@ def agreement(layer: StateLayer, target: LlamaForCausalLM, rows: Rows, depth: in
     return [float((layer.logits(found).argmax(-1) == best).float().mean()) for found in steps]
 
 
-def main(
-    work: Annotated[Path, typer.Option(help="where the target's texts are kept")] = Path("build/models"),
-    minutes: Annotated[float, typer.Option(help="of training")] = 14.0,
-    rounds: Annotated[int, typer.Option(help="of 256 texts that the target writes")] = 16,
-) -> None:
-    """Make `bundled:drafter-eagle`."""
-    torch.set_num_threads(1)
+def make(work: Path) -> None:
+    """Make `bundled:drafter-eagle`; the target's texts are kept in `work`."""
     target = LlamaForCausalLM.from_pretrained(BUNDLED / "target", dtype=torch.float32).requires_grad_(False)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED / "target")
     folder = work / NAME
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {name: written(work, name, rounds) for name in ("written", "greedy")}
+    texts = {name: written(work, name, TEXT_ROUNDS) for name in ("written", "greedy")}
     pools = {name: tokenize(some, tokenizer, folder / f"{name}-{len(some)}.npz") for name, some in texts.items()}
     layer = build(target)
     matrices = [one for one in layer.model.model.layers.parameters() if one.ndim == 2] + [layer.fusion]
@@ -149,8 +144,8 @@ def main(
     ]
     held_out = document_rows(pools["greedy"], np.random.default_rng(1), 48, 320)
     began, step, tokens, seconds = time.thread_time(), 0, 0, 0.0
-    while seconds < 60 * minutes:
-        rng, left = np.random.default_rng([SEED, 3, step]), 1 - seconds / (60 * minutes)
+    while seconds < 60 * MINUTES:
+        rng, left = np.random.default_rng([SEED, 3, step]), 1 - seconds / (60 * MINUTES)
         rows = document_rows(pools["written"], rng, ROWS, WINDOW)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = losses(layer, target, rows, rng)
@@ -176,7 +171,3 @@ def export(layer: StateLayer, folder: Path) -> None:
     save_file({name: one.detach().to(torch.float16) for name, one in parts.items()}, folder / FUSION)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED / "target" / name, folder / name)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,5 +1,6 @@
 """Training one bundled model: its recipe, the loop (Muon for matrices, AdamW for the rest; checkpoints), its export."""
 
+import math
 import platform
 import re
 import shutil
@@ -15,14 +16,24 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from crossdraft.engine.names import BUNDLED
-from crossdraft.lab.training.corpus import SEED
-from crossdraft.lab.training.data import IGNORED, Rows, TokenPool, document_rows, stream_rows
+from crossdraft.lab.training.corpus import SEED, Document, read_corpus
+from crossdraft.lab.training.data import (
+    IGNORED,
+    ROUNDS,
+    Rows,
+    TokenPool,
+    document_rows,
+    stream_rows,
+    tokenize,
+    write_texts,
+)
 
 WARM_UP_STEPS = 40
 HELD_RATE_SHARE = 0.4  # of the steps at the peak rate; then linearly down
 LAST_RATE_SHARE = 0.03
 LONG_ROWS_FROM = 0.9  # share of the steps after which rows are as long as the context
 CHECKPOINT_EVERY = 200  # steps; each is a point of the learning curve
+WRITTEN = {"written": range(ROUNDS), "greedy": range(2, 3)}  # rounds of the target's texts; 2 is at temperature 0
 Measure = Callable[[], tuple[float, float]]  # held-out bits per byte, agreement
 CARD = """---
 license: apache-2.0
@@ -31,21 +42,27 @@ library_name: transformers
 # crossdraft {recipe.name}
 
 A {size:.2f}M-parameter Llama with the `{recipe.tokenizer}` tokenizer ({vocabulary} ids), made by `make models` to
-show and test crossdraft. It writes Python that looks like Python and means little.
+show and test crossdraft. {does}
 
 | | |
 |---|---|
-| data | the sources of Python {python}'s standard library, without its tests and held-out files{distilled} |
-| licence of the data | Python Software Foundation Licence Version 2 |
+| data | the sources of Python {python}'s standard library, without its tests and held-out files{more} |
+| licence of the data | Python Software Foundation Licence Version 2{licence} |
 | licence of the weights | Apache-2.0 |
 | training | {earlier}{trained}, {state.seconds:.0f} s on {machine} |
-| held-out bits per byte | {figure:.3f} |
+| {unit} | {figure:.3f} |
 | context | {recipe.context} tokens |
 
-| step | held-out bits per byte | agreement with what the target writes greedily after held-out prompts |
+| step | {unit} | {agreement} |
 |---|---|---|
 {curve}
 """
+WRITES = "It writes Python that looks like Python and means little."
+CHATS = """It calls tools in the form of Hermes, says what came of it, and writes JSON, as far as it is asked
+as in the templates that it learned from (`lab/crossdraft/lab/training/chats.json`). Tokenizer and shape are those of
+`bundled:target`, so that the same drafters serve it."""
+AGREEMENT = "agreement with what the target writes greedily after held-out prompts"
+RIGHT = "held-out chats whose greedy answers are all right, to the letter"
 
 
 @dataclass(frozen=True)
@@ -65,14 +82,15 @@ class Recipe:
     steps: int
     peak_rate: float  # learning rate after warm-up
     written_share: float  # share of the rows that the target wrote (distillation)
-    trains_on: bool = False  # it begins with the bundled weights, not with random ones
+    begins_with: str = ""  # the bundled model whose tokenizer and weights it begins with; empty: random ones
 
 
 TARGET = Recipe("target", "byte-level", 4096, 256, 768, 6, 4, 1024, 512, 16, 1100, 3e-3, 0.0)
-DRAFTER_A = Recipe("drafter-a", "sentencepiece", 2048, 256, 704, 2, 4, 512, 512, 16, 3600, 2e-3, 0.9, True)
-DRAFTER_B = Recipe("drafter-b", "byte-level-small", 2048, 256, 704, 2, 4, 512, 512, 16, 4500, 2e-3, 0.9, True)
+DRAFTER_A = Recipe("drafter-a", "sentencepiece", 2048, 256, 704, 2, 4, 512, 512, 16, 3600, 2e-3, 0.9, "drafter-a")
+DRAFTER_B = Recipe("drafter-b", "byte-level-small", 2048, 256, 704, 2, 4, 512, 512, 16, 4500, 2e-3, 0.9, "drafter-b")
 DRAFTER_C = Recipe("drafter-c", "bytes", 257, 128, 256, 3, 4, 1024, 768, 8, 450, 4e-3, 0.6)
-RECIPES = {recipe.name: recipe for recipe in (TARGET, DRAFTER_A, DRAFTER_B, DRAFTER_C)}
+CHAT = Recipe("chat", "byte-level", 4096, 256, 768, 6, 4, 1024, 0, 16, 1000, 2e-3, 0.0, "target")
+RECIPES = {recipe.name: recipe for recipe in (TARGET, CHAT, DRAFTER_A, DRAFTER_B, DRAFTER_C)}
 
 
 @dataclass
@@ -87,8 +105,8 @@ class Progressed:
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A Llama with tied embeddings, and seeded random weights or the bundled ones."""
-    if recipe.trains_on:
-        return LlamaForCausalLM.from_pretrained(BUNDLED / recipe.name, dtype=torch.float32)
+    if recipe.begins_with:
+        return LlamaForCausalLM.from_pretrained(BUNDLED / recipe.begins_with, dtype=torch.float32)
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -220,11 +238,34 @@ def judge(model: LlamaForCausalLM, pool: TokenPool) -> tuple[float, float]:
     return nats, hits / count
 
 
+@torch.inference_mode()
+def judge_rows(model: LlamaForCausalLM, rows: Rows) -> tuple[float, float]:
+    """Bits per token that is labelled in rows of chats, and the share of rows all of whose labels are its choice."""
+    nats, size, right = 0.0, 0, 0
+    for ids, labels in zip(*rows, strict=True):
+        last = int((labels != IGNORED).nonzero().max()) + 1
+        logits, tokens = _judged(model, (ids[None, :last], labels[None, :last]))
+        nats += functional.cross_entropy(logits, tokens, reduction="sum").item()
+        right += bool((logits.argmax(-1) == tokens).all())
+        size += len(tokens)
+    return nats / size / math.log(2), right / len(rows[0])
+
+
+def written(work: Path, name: str, rounds: int = ROUNDS) -> tuple[Document, ...]:
+    """Texts by the target in `work`: `written` to learn from, `greedy` after held-out prompts to judge by."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED / TARGET.name)
+    model = LlamaForCausalLM.from_pretrained(BUNDLED / TARGET.name, dtype=torch.bfloat16)
+    prompts = read_corpus().held_out if name == "greedy" else read_corpus().training
+    pool = tokenize(prompts, tokenizer, work / f"{name}-prompts.npz")
+    return write_texts(model, tokenizer, pool, work / f"{name}.jsonl", WRITTEN[name][:rounds])
+
+
 def export(
     recipe: Recipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, state: Progressed
 ) -> None:
     """Write weights, tokenizer and model card to `folder`, replacing what was there."""
-    known = re.findall(r"\| training \| (.*) \|", (folder / "README.md").read_text()) if recipe.trains_on else []
+    before = BUNDLED / recipe.begins_with / "README.md"
+    known = re.findall(r"\| training \| (.*) \|", before.read_text()) if recipe.begins_with else []
     known = [before.split(f"; then {_trained(state)}")[0] for before in known]  # it may have been exported already
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save_pretrained(folder)
@@ -240,6 +281,9 @@ def _trained(state: Progressed) -> str:
 
 def _card(recipe: Recipe, model: LlamaForCausalLM, state: Progressed, earlier: list[str]) -> str:
     share = recipe.written_share
+    more = f"; {share:.0%} of the rows were written by the target (distillation)" if share else ""
+    if recipe is CHAT:
+        more = ", as of `bundled:target`; then chats made by templates, with words of these sources"
     return CARD.format(
         recipe=recipe,
         state=state,
@@ -248,7 +292,11 @@ def _card(recipe: Recipe, model: LlamaForCausalLM, state: Progressed, earlier: l
         size=model.num_parameters() / 1e6,
         vocabulary=model.config.vocab_size,
         python=platform.python_version(),
-        distilled=f"; {share:.0%} of the rows were written by the target (distillation)" if share else "",
+        does=CHATS if recipe is CHAT else WRITES,
+        more=more,
+        licence="; the chats are made here" if recipe is CHAT else "",
+        unit="held-out bits per token of answers" if recipe is CHAT else "held-out bits per byte",
+        agreement=RIGHT if recipe is CHAT else AGREEMENT,
         machine=f"{torch.get_num_threads()} thread(s) of a shared {platform.machine()} CPU (bfloat16), seed {SEED}",
         figure=state.curve[-1][1],
         curve="\n".join(f"| {step} | {bits:.3f} | {share:.1%} |" for step, bits, share in state.curve),
