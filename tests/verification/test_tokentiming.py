@@ -118,8 +118,7 @@ def judged(target: Sequence[str], drafted: Sequence[tuple[str, float]], **given:
 
 
 def test_the_band_is_the_requests() -> None:
-    drafted = (("ba", 0.25), ("aba", 0.5), ("a", 0.75), ("aa", 0.8))
-    target = ("baa", "b", "aaa", "a")
+    drafted, target = (("b", 0.25), ("aa", 0.5), ("bc", 0.75), ("bcc", 0.8)), ("baa", "b", "cb", "cc")
     assert judged(target, drafted)[1] == pytest.approx([0.25, 0.25, 0.5, 0.8])
     assert judged(target, drafted, band=0)[1] == pytest.approx([0.25, 0.5, 0.75, 0.8])
 

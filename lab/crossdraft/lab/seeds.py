@@ -391,14 +391,14 @@ async def bands(bench: Seeds) -> str:
     target, rows = bench.readers[TARGET].tokenization, []
     for name in (A, B, C):
         apart, changed, count = [], dict.fromkeys((0, 1, 2, 4, 8), 0), 0
-        seconds = dict.fromkeys((*changed, 16, NO_BAND), 0.0)
+        seconds: dict[int, list[float]] = {band: [] for band in (*changed, 16, NO_BAND)}
         for text in filter(None, texts):
             tokens = [_letters(one, text) for one in (bench.readers[name].tokenization, target)]
             for draft, proxies in _windows(tokens[0], tokens[1]):
-                for band in seconds:
+                for band, taken in seconds.items():
                     began = time.perf_counter()
                     align(draft, proxies, band)
-                    seconds[band] += time.perf_counter() - began
+                    taken.append(time.perf_counter() - began)
                 whole = align(draft, proxies, NO_BAND)
                 apart += [abs(here - there) for here, there in whole]
                 last, count = {there: here for here, there in whole}, count + 1
@@ -406,7 +406,7 @@ async def bands(bench: Seeds) -> str:
                     changed[band] += {there: here for here, there in align(draft, proxies, band)} != last
         shares = [f"{np.mean(np.array(apart) > most):.1%}" for most in (0, 1, 2, 4, 8)]
         other = "; ".join(f"{n / count:.1%}" for n in changed.values())
-        micro = "; ".join(f"{1e6 * one / count:.0f}" for one in seconds.values())
+        micro = "; ".join(f"{1e6 * np.median(taken):.0f}" for taken in seconds.values())
         rows.append((short(name), f"{count:,}", "; ".join(shares), str(max(apart)), other, micro))
     heads = (
         "drafter",
