@@ -11,10 +11,11 @@ from crossdraft.client import SamplingOptions, Statistics, connect
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, Pruning, load_model
 from crossdraft.engine.served_model import RunningModel
+from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.frequencies import count_frequencies
-from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.services.conftest import AT_ONCE
@@ -129,6 +130,17 @@ async def test_columns_that_follow_the_text_have_the_rows_of_its_ids(
         assert {*(await session.draft(FIRST)).draft_tokens[0].row.ids.tolist()} >= {*ids(PROMPT)}
     async with following.session(replace(opening, allowed=np.array([*kept[:3], *newest]))) as session:
         assert {*(await session.draft(FIRST)).draft_tokens[0].row.ids.tolist()} == {*kept[:3].tolist()}  # they stay
+
+
+async def test_columns_that_follow_texts_have_no_scores_and_no_grammar_writes_them(
+    following: DrafterClient, following_model: RunningModel
+) -> None:
+    async with following.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, WHOLE)) as session:
+        await session.draft(FIRST)
+        with pytest.raises(ServiceError, match="vocab-follow"):
+            await session.score(Score(1, 0, (from_bytes(b"a"),), 6))
+    written, columns = following_model.grammars.letters, following_model.text_columns
+    assert columns is not None and set(written[columns.first :]) == {NOTHING}
 
 
 async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: LoadedModel) -> None:

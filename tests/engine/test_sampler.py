@@ -119,7 +119,7 @@ def test_limits_that_leave_nothing_are_told_from_logits_that_are_no_numbers(
             SampleRequest(limited, CLOCKS, KEY, OFFSETS) if what == "samples" else RowRequest(limited, 8)
         )
         with pytest.raises(ValueError, match="no id is left" if wrong is None else "not finite") as failed:
-            one.run([one])
+            result(one)
         assert isinstance(failed.value, NothingLeftError) is (wrong is None)
 
 

@@ -33,6 +33,7 @@ class FakeBackend:
     end: OutputEnded | None = None  # instead of one with usual figures
     served: tuple[ServedModel, ...] = (TOY,)
     unreached: tuple[ServedModel, ...] = ()  # configured, and not served now
+    plain: bool = True  # the marks of its tools are text
     fault: Exception | None = None  # raised after so many tokens:
     fault_after: int = 0
     waits_after: int | None = None  # tokens, before `go_on` is waited for
@@ -56,10 +57,10 @@ class FakeBackend:
             raise UnknownModelError(f"there is no model {model!r}")
         if isinstance(prompt, tuple):
             text = "".join(chr(token % 128) for token in prompt)
-            return Written(prompt, tuple(text), text)
+            return Written(prompt, tuple(text), text, self.plain)
         text = prompt if isinstance(prompt, str) else prompt.messages[-1].content
         ids = (*([1] if special else []), *text.encode())
-        return Written(ids, tuple(map(chr, ids)), text)
+        return Written(ids, tuple(map(chr, ids)), text, self.plain)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | OutputEnded, None]:
         self.requests.append(request)

@@ -128,7 +128,10 @@ def generate(
     options: RequestOptions,
     as_json: bool = option(False, "Print one JSON object for each token, then one for the whole.", "--json"),
     verbose: bool = option(
-        False, "Say what each of the figures means, and what became of each draft token.", "--verbose", "-v"
+        False,
+        "Say what each of the figures means, and, without --server, what became of each draft token.",
+        "--verbose",
+        "-v",
     ),
 ) -> None:
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""

@@ -56,7 +56,7 @@ class TextScreen:
         self._out = out or PlainConsole(highlight=False)
         self._notes = notes or PlainConsole(stderr=True, highlight=False)
         self._audit = audit  # whether to show the audit, also if it checked nothing
-        self._verbose = verbose  # whether to say what the figures mean
+        self.verbose = verbose  # whether to say what the figures mean, and what became of draft tokens
 
     def begin(self, prompt: str) -> None:
         """On a terminal the prompt comes first."""
@@ -75,18 +75,17 @@ class TextScreen:
         if generation.statistics is not None:
             ended = ending(generation.reason, generation.statistics)
             self._notes.print(figures(generation.statistics, self._audit, ended))
-            for line in meanings(generation.statistics) if self._verbose else ():
+            for line in meanings(generation.statistics) if self.verbose else ():
                 self._notes.print(Text(line), soft_wrap=True)
         for line in explanation_of(generation) if generation.decisions else ():
             self._notes.print(Text(line), soft_wrap=True)
 
     def rounds(self, spans: Sequence[Span]) -> None:
-        """What became of each draft token, if that is wanted."""
-        if self._verbose:
-            judged = sorted((one for one in spans if one.what is What.JUDGED), key=lambda one: one.begin)
-            epochs = groupby(judged, lambda one: one.epoch)
-            lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
-            self._notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)
+        """What became of each draft token."""
+        judged = sorted((one for one in spans if one.what is What.JUDGED), key=lambda one: one.begin)
+        epochs = groupby(judged, lambda one: one.epoch)
+        lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
+        self._notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)
 
     def _write(self, text: str, style: Style) -> None:
         # As a segment, because a rich Text would widen tabs and drop carriage returns.
@@ -96,6 +95,8 @@ class TextScreen:
 
 class JsonScreen:
     """One object for each token, then one with text, ids, reason and statistics."""
+
+    verbose = False
 
     def begin(self, prompt: str) -> None:
         """Prints nothing."""
@@ -119,9 +120,6 @@ class JsonScreen:
             record["decisions"] = [asdict(decision) for decision in generation.decisions]
             record["estimates"] = list(generation.estimates)
         self._write(record)
-
-    def rounds(self, spans: Sequence[Span]) -> None:
-        """Prints nothing."""
 
     def _write(self, record: dict[str, object]) -> None:
         print(json.dumps(record), flush=True)

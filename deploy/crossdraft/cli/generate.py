@@ -150,10 +150,13 @@ async def _with_services(request: GenerationRequest, where: WhereToGenerate, scr
     async with (
         services(where) as (target, drafter),
         connect(target, drafter, waiting, tls=tls_files(where), trusted=not where.untrusted_drafter) as pipeline,
-        pipeline.run(request, watch := Watch()) as generation,
+        pipeline.run(
+            request, watch := Watch() if isinstance(screen, TextScreen) and screen.verbose else None
+        ) as generation,
     ):
         await _show(request, generation, screen)
-        screen.rounds(watch.take())
+        if watch is not None and isinstance(screen, TextScreen):
+            screen.rounds(watch.take())
 
 
 async def _on_server(request: GenerationRequest, where: WhereToGenerate, server: str, screen: Screen) -> None:

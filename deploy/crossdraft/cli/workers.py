@@ -94,8 +94,10 @@ class Workers(Serving):
         """Drains all; raises CommandFailed if one of them does not end well."""
         for task in self._keeping:
             task.cancel()
-        await asyncio.wait(self._keeping)
-        failed = await self._end()
+        try:
+            await asyncio.wait(self._keeping)
+        finally:
+            failed = await self._end()
         if failed:
             raise CommandFailed(f"workers ended badly: {', '.join(failed)}")
 

@@ -113,12 +113,13 @@ class _Mark:
 
 
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
-    """What is to be served, once nodes have room, models, files and ports for what is new; and what Serve runs now.
-    Raises NotServedError."""
+    """What is to be served, once nodes have room, models, files and ports for what does not serve so already; and what
+    Serve runs now. Raises NotServedError."""
     waiting.say(ASKING)
     plan = capacity.await_nodes(processes_of(configuration), waiting)
-    wanted, before = replicas_of(configuration, plan), deployed_before()
-    versions = versions_of(before)
+    wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
+    states = {} if found is None else {name: one.status.value for name, one in found.deployments.items()}
+    versions = versions_of([one for one in before if states.get(one.deployment) == HEALTHY])
     checks: dict[str, list[Process]] = {}
     for one in wanted:
         if one.role is not Role.DIRECTORY and one.version != versions.get(one.deployment):

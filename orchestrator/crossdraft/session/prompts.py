@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from crossdraft.session.models import Models, with_defaults
 from crossdraft.text.chat_template import ChatTemplateError
 from crossdraft.text.grammar import GrammarError, of_letters
-from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.text.letters import Letters, from_bytes, is_plain
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description, SamplingOptions
 from crossdraft.types.output import Written
@@ -128,7 +128,9 @@ def written(what: Asked, models: Models, special: bool = True) -> Written:
     """How the target's tokenizer writes a prompt, or what is read of a request's. Call it in a thread, as `prompts_of`,
     which raises the same. Unless `special`, a text gets no special tokens that a prompt begins with."""
     ids = prompts_of(what, models).target if isinstance(what, GenerationRequest) else _target_ids(what, models, special)
-    return Written(ids, models.tokenization.pieces(ids), models.tokenization.shown(ids))
+    tokenization = models.tokenization
+    plain = is_plain(tokenization.letters_of(ids))
+    return Written(ids, tokenization.pieces(ids), tokenization.shown(ids), plain)
 
 
 def _target_ids(prompt: Prompt, models: Models, special: bool = True, whole: bool = True) -> tuple[int, ...]:

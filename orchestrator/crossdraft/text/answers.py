@@ -7,6 +7,7 @@ of calls are made from the same data.
 import json
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -145,11 +146,15 @@ class AnswerForm:
 def _calls(tools: ToolFormat, functions: Sequence[Function], most: int | None) -> list[str]:
     """Rules of `calls`, and of `open`: content with calls in it, where a mark begins them."""
     begin = _quoted(tools.begin) if tools.spelled else ""
-    names = [f"function_{index}_{re.sub('[^a-z0-9_]', '_', one.name.lower())}" for index, one in enumerate(functions)]
-    rules = [f"function: {' | '.join(names)}"]
-    for name, one in zip(names, functions, strict=True):
-        head = _quoted(f'{{"name": {_quoted(one.name)}, "{tools.arguments}": ')
-        rules.append(f'{name}: {head} {name}_arguments "}}"\n{name}_arguments: %json {one.schema}')
+    by_schema = defaultdict[str, list[str]](list)
+    for one in functions:
+        by_schema[one.schema].append(one.name)
+    rules, ways = list[str](), list[str]()
+    for at, (schema, names) in enumerate(by_schema.items()):
+        ways.append(rule := f"function_{at}_{re.sub('[^a-z0-9_]', '_', names[0].lower()[:64])}")
+        heads = " | ".join(_quoted(f'{_quoted(name)}, "{tools.arguments}": ') for name in names)
+        rules.append(f'{rule}: "{{\\"name\\": " ({heads}) {rule}_arguments "}}"\n{rule}_arguments: %json {schema}')
+    rules.append(f"function: {' | '.join(ways)}")
     ended = bool(tools.end) and not tools.listed
     call = f'"\\n" function {_quoted(chr(10) + tools.end)}' if ended else "function"
     between = '", "' if tools.listed else f'"\\n" {begin}' if ended else '"; "'

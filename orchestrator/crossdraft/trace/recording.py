@@ -9,6 +9,7 @@ from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import rejection
+from crossdraft.verification.methods import METHODS
 from crossdraft.verification.walk import (
     Answer,
     Emit,
@@ -87,7 +88,10 @@ class _Notes:
     """What one walk asked for and decided."""
 
     def __init__(self, ground: Ground, judged: list[Judged], method: Method) -> None:
-        self._pair, self._judged, self._method = ground.pair, judged, method
+        self._pair, self._judged, self._whole_draft = ground.pair, judged, method.whole_draft
+        self._by_tokens = (
+            METHODS.get(method.name, method).walk is rejection.walk
+        )  # not by texts; also where it is watched
         self._text, self._due, self._drafted = str(ground.ahead), list[Judged](), 0  # output since the draft began
 
     def add(self, step: WalkStep, answer: Answer) -> None:
@@ -99,14 +103,14 @@ class _Notes:
                 self._due.append(Judged(letters, self._drafted, own, q, before or 1.0))
                 self._drafted += len(letters)
                 self._decide("")
-            case NeedRow(path=path), Row() as p if self._due and not self._method.whole_draft:
+            case NeedRow(path=path), Row() as p if self._due and not self._whole_draft:
                 one, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
                 if one.start == len(self._text) + path_letters:
                     with suppress(KeyError):  # the row need not list it
                         one.p = 0.0 if one.token is None else p.probability(one.token)
             case Emit(token, kind), _:
                 self._text += self._pair.target.letters[token]
-                wrong = kind is Kind.CORRECTED and self._method.walk is rejection.walk  # though its text may begin so
+                wrong = kind is Kind.CORRECTED and self._by_tokens  # though its text may begin so
                 self._decide(_shown(self._pair.target.letters[token]), wrong)
 
     def _decide(self, emitted: str, wrong: bool = False) -> None:

@@ -28,6 +28,7 @@ class Written:
     ids: tuple[int, ...]
     pieces: tuple[str, ...]  # of the ids, in the tokenizer's own spelling
     text: str  # of the ids, with the names of special tokens
+    plain: bool  # none of the ids is a control symbol
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,10 @@ class DrafterSession:
     async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         if self._state.source.whose is Whose.TARGET:
             raise ProtocolBroken("drafts of the target's tokens have no scores: open a session without redistribute")
+        if self._service.running.text_columns is not None:  # texts of other sessions would change them
+            raise ProtocolBroken(
+                "a head that follows texts (--vocab-follow) has no scores: use another method than slrs"
+            )
         if self._latest is None or self._latest[0] is not epoch:
             raise ProtocolBroken(f"epoch {epoch.number} has no draft to be scored: the drafter stood aside")
         scoring = self._latest[2]

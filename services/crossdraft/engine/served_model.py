@@ -33,7 +33,7 @@ from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.session.models import tokenization_of
 from crossdraft.text.grammar import GrammarCompiler
-from crossdraft.text.letters import Side
+from crossdraft.text.letters import NOTHING, Side
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Description, checked_settings
 from crossdraft.types.rows import Ids
@@ -146,8 +146,8 @@ class TextColumns:
     def follow(self, ids: Sequence[int]) -> None:
         """Gives columns to the ids that a text ends with; called in the model thread.
 
-        A session may hold logits of the columns as they were: then its draft tokens and their rows name other ids, both
-        the same ones, so that each row is still the distribution that its draft token was drawn from.
+        That is between steps: a draft token and its row name the ids of the same columns. Scores, which are computed
+        later, would not, and are refused.
         """
         recent = [id for id in dict.fromkeys(ids[: -SEEN * self._head.room - 1 : -1]) if id not in self._static]
         new: dict[int, int] = {}
@@ -229,12 +229,13 @@ class RunningModel:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """For the columns of its logits; the model's stop ids end outputs."""
+        """For the columns of its logits, but those that follow texts; the model's stop ids end outputs."""
         letters, stops = self.tokenization.vocabulary.letters, self.description.stops
         ids = range(len(letters)) if self.kept is None else self.kept.tolist()
-        return GrammarCompiler(
-            [letters[token] for token in ids], [at for at, token in enumerate(ids) if token in stops]
-        )
+        written = [letters[token] for token in ids]
+        if self.text_columns is not None:
+            written[self.text_columns.first :] = [NOTHING] * (len(ids) - self.text_columns.first)
+        return GrammarCompiler(written, [at for at, token in enumerate(ids) if token in stops])
 
     def columns(self, allowed: Ids | None) -> Ids | None:
         """The columns of logits whose ids are and stay among `allowed` (None: all); None: every column."""

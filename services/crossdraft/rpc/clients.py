@@ -40,13 +40,18 @@ OpenRequest = TypeVar("OpenRequest", OpenTarget, OpenDrafter)
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a client waits before it calls a service lost."""
+    """How long a client waits before it calls a service lost. Raises ValueError: a wait is not above 0."""
 
     describe_seconds: float = 5.0
     reply_seconds: float = 30.0  # that a reply is owed without a sign that the service works on it
     target_seconds: float = 30.0  # of an output without any target, before it fails
     # Whether a service's process is known to run: it is asked until it answers. Its `repr` differs between processes.
     lives: Callable[[str], bool] = field(default=lambda address: False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("describe_seconds", "reply_seconds", "target_seconds"):
+            if not (seconds := getattr(self, name)) > 0:
+                raise ValueError(f"{name} must be above 0, got {seconds:g}")
 
 
 @dataclass(eq=False)

@@ -9,9 +9,17 @@ ChannelOptions = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class MessageLimit:
-    """The largest message that is sent or accepted; frames of links have a limit of their own below it."""
+    """The largest message that is sent or accepted; frames of links have a limit of their own below it.
+
+    Raises:
+        ValueError: gRPC cannot count it.
+    """
 
     mib: int = 32  # MiB, which gRPC can count up to 1024; a tokenizer.json has up to 20, a pass's reply 0.1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mib <= 1024:
+            raise ValueError(f"a message limit must be between 1 and 1024 MiB, got {self.mib}")
 
     def __str__(self) -> str:
         return f"message limit of {self.mib} MiB"

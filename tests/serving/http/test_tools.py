@@ -210,6 +210,12 @@ async def test_with_auto_calls_are_calls_and_forms_of_content_are_kept_to(served
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 7}}}
     grammar = await grammar_of(served, outputs, response_format=form)
     assert [accepted(grammar, text) for text in ("7", wrong, "Hi", "8")] == [True, True, False, False]
+    many = [TIME | {"function": {"name": f"{at:064}"}} for at in range(512)]
+    assert accepted(await grammar_of(served, outputs, tools=many), CALL.replace("weather", f"{511:064}"))
+    longer = [TIME | {"function": {"name": f"{at:0200}"}} for at in range(512)]  # too many letters for a grammar
+    asked = [await grammar_of(served, outputs, tools=longer)]
+    outputs.plain = False  # its mark is a control symbol, which no grammar writes
+    assert [*asked, await grammar_of(served, outputs)] == [None, None]
 
 
 async def test_the_format_is_the_templates_or_the_servers_to_say(outputs: FakeBackend) -> None:

@@ -173,7 +173,10 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
             return None
         if name == ToolCallParser.auto:
             name = next((one.tool_format for one in await backend.models() if one.name == model), "")
-        return TOOL_FORMATS[name or ToolCallParser.json]
+        found = TOOL_FORMATS[name or ToolCallParser.json]
+        if found.spelled and not (await backend.written(model, found.begin, special=False)).plain:
+            found = replace(found, spelled=False)  # here the mark is a control symbol
+        return found
 
     async def _reasoning(body: ChatBody, model: str) -> Reasoning | None:
         """How an answer to this prompt has it."""

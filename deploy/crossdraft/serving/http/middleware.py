@@ -76,8 +76,8 @@ class Gate:
             with about(request=name, peer=peer), self._under_way(scope), self._counted(receive) as counted:
                 try:
                     await self._app(scope, counted, send_named)
-                except asyncio.CancelledError:  # the server ends
-                    if begun:
+                except asyncio.CancelledError as ended:
+                    if begun or ended.args != (ENDS.text,):
                         raise
                     await reply_of(ENDS.refusal())(scope, receive, send_named)
 

@@ -675,11 +675,17 @@ class ChatBody(TemplateFields, GenerationBody):
 
     def _grammar(self) -> Grammar | None:
         """With `required` and a name the calls are by the schemas; with `auto` those of strict functions, and others
-        have any object as arguments."""
+        have any object as arguments. Names too many for a grammar are left to the model then."""
         content, must = super()._grammar(), self._mode in ("required", "named", "allowed required")
         self._form = replace(self._form, bare=must or content is not None, must=must)
         chosen = [one for one in self.usable if not self._named or one.name in self._named]
-        return self._form.grammar([one.function(not (must or one.strict)) for one in chosen], not must, content)
+        functions = [one.function(not (must or one.strict)) for one in chosen]
+        try:
+            return self._form.grammar(functions, not must, content)
+        except ValueError:
+            if must or content is not None or any(one.strict for one in chosen):
+                raise
+            return None
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:

@@ -18,6 +18,7 @@ from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import FrontFiles, Renewed
 from crossdraft.rpc.server import Listening, Serving, warn_if_open
 from crossdraft.serving.http.connections import Connection, Connections
+from crossdraft.serving.http.errors import ENDS
 
 log = logging.getLogger(__name__)
 TLS_CLOSE_SECONDS = 2.0  # that a client has to end a connection that this side has ended
@@ -114,7 +115,7 @@ class _Uvicorn(uvicorn.Server):
             )
             log.warning("%d open requests are ended%s", len(self.server_state.tasks), why)
         for task in list(self.server_state.tasks):
-            task.cancel()
+            task.cancel(ENDS.text)  # by which it is told from a client that has left
         await asyncio.sleep(LAST_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

@@ -195,7 +195,7 @@ class EventStream(Response):
     def __init__(
         self, events: AsyncGenerator[bytes, None], fault: Callable[[RefusedError], bytes], stalled_seconds: float
     ) -> None:
-        self._events, self._fault, self._begun = events, fault, False
+        self._events, self._fault, self._open = events, fault, False
         self._stalled_seconds = stalled_seconds
         # Proxies must neither buffer events nor cache them.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -209,15 +209,16 @@ class EventStream(Response):
                 log.info("%s: the connection ended before the stream", scope["path"])
             except TimeoutError:
                 log.warning("%s: the client has not read for %g s", scope["path"], self._stalled_seconds)
-            except asyncio.CancelledError:
-                if not self._begun:
+            except asyncio.CancelledError as ended:
+                if not self._open or ended.args != (ENDS.text,):
                     raise
                 await send({"type": "http.response.body", "body": self._fault(ENDS.refusal()), "more_body": False})
 
     async def _send(self, send: Send) -> None:
-        self._begun = True
+        self._open = True
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in self._events:
             async with asyncio.timeout(self._stalled_seconds):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._open = False
         await send({"type": "http.response.body", "body": b"", "more_body": False})
