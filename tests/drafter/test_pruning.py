@@ -140,7 +140,8 @@ async def test_columns_that_follow_texts_have_no_scores_and_no_grammar_writes_th
         with pytest.raises(ServiceError, match="vocab-follow"):
             await session.score(Score(1, 0, (from_bytes(b"a"),), 6))
     written, columns = following_model.grammars.letters, following_model.text_columns
-    assert columns is not None and set(written[columns.first :]) == {NOTHING}
+    assert columns is not None
+    assert set(written[columns.first :]) == {NOTHING}
 
 
 async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: LoadedModel) -> None:

@@ -223,7 +223,8 @@ def deployed_before() -> Processes:
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return ()
-    # Not of the application: one that Serve builds, or could not build, has no deployments while they run.
+    # Asked of the controller: the status of an application lists no deployments while Serve builds it, or after that
+    # failed, although they run.
     told = ray.get(client._controller.list_deployments_internal.remote())
     infos = [info for id, (info, _) in told.items() if id.app_name == APPLICATION]
     try:

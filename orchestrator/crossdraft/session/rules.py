@@ -25,8 +25,9 @@ Four rules make this enough.
    that it was asked for, then rows that agree with the heads sent before; and the prompt's tokens in order. A drafter
    sends the draft tokens of the running epoch in order, and scores if it was asked for some.
 
-2. **What is over is ignored.** Replies of a lane that was closed or lost, of an epoch or a pass that another has
-   followed, and timers that were set anew had left before their senders could know. They are nobody's fault.
+2. **What is over is ignored.** Replies of a lane that was closed or lost, or of an epoch or a pass that another has
+   followed, were sent before the service could know; a timer that was set anew may still go off. Neither is anybody's
+   fault.
 
 3. **An illegal event changes nothing.** All checks come before the first change. So the driver can drop the service
    that broke the rules, tell the session that it is lost, and go on. What a drafter was asked for and sent, but nobody
@@ -162,12 +163,9 @@ def admits(event: Event, state: State, lane: Conversation | None) -> bool:
         raise IllegalEventError("the session has not begun")
     if state is State.DONE:
         return False
-    match event:
-        case Expired() | Cancelled():
-            return True
-        case Replied(_, reply) if lane is not None and lane.outdated(reply):
-            return False
-    if lane is None:
+    if isinstance(event, Expired | Cancelled):
+        return True
+    if lane is None or (isinstance(event, Replied) and lane.outdated(event.reply)):
         return False
     legal = TRANSITIONS[lane.state]
     match event:

@@ -507,10 +507,10 @@ class Session:
         """Answer the walk with what is at hand; False if it is not."""
         answer = self.target.answers.answer(need)
         beyond = isinstance(need, NeedRow) and need.known  # of the pass of a tree only
-        if answer is None or (beyond and not self.epoch.choice.tree_nodes):
-            if beyond:
-                self.epoch.answer(None)
-            return beyond
+        if beyond and not self.epoch.choice.tree_nodes:
+            answer = None
+        if answer is None and not beyond:
+            return False
         self.epoch.answer(answer.token if isinstance(answer, Sample) else answer)
         return True
 

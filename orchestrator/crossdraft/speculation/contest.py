@@ -3,8 +3,8 @@
 An account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted. What a
 round with a drafter loses beside no drafter, as that was measured, is taken from it, after what drafting has won
 lately; a trial is charged with what it loses beside the arm that it interrupts. While nothing is in it no drafter is
-used. So EARNED of all tokens and CREDIT of each output are lost at most, and what the round that empties it lost more:
-of that no more than CREDIT is earned again, else an outage of minutes kept drafters away for hours.
+used. So at most EARNED of all tokens and CREDIT of each output are lost, and what the round that empties the account
+overdraws it by. No more than CREDIT of that is owed: else an outage of minutes would keep drafters away for hours.
 
 A round that takes STALL times as long as expected is nobody's, as a capture, a garbage collection or a first use is:
 it counts as one that took as long as expected. EXCUSES rounds are so excused, and EARNED of further ones.
@@ -153,7 +153,7 @@ class Contest:
             one.keep(KEPT ** (part if other == arm else part / 5 * other.drafts))
         record.windows += part
         record.seconds += part * seconds
-        if arm.drafts and not arm.overlap:  # acceptance is known from many more tokens, until the arm is
+        if arm.drafts and not arm.overlap:  # at first the guess knows more: acceptance is known from many more tokens
             tokens += (guess.tokens - tokens) * GUESS / (GUESS + record.windows)
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
         self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}

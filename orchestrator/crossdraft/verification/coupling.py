@@ -286,7 +286,7 @@ class Identity:
         self._names: Ids = pair.names(row.ids)  # the token that each listed id counts as
         self._drafted: Ids = pair.to_target_ids(draft_row.ids) if drafted else pair.names(draft_row.ids)
         self._same = self._names == (-1 if token is None else token)
-        self._q = float(draft_row.probabilities[self._drafted == token].sum())
+        self._q = 0.0 if token is None else float(draft_row.probabilities[self._drafted == token].sum())
 
     @property
     def acceptance(self) -> float:

@@ -41,7 +41,7 @@ class Batch:
     ids: Tensor  # int64 (n,)
     positions: Tensor  # int64 (n,)
     slot_mappings: tuple[slice | Tensor, ...]  # for each pool of the KV cache, slots in order of the tokens
-    kept: Tensor | None  # int64, the tokens whose logits are asked for; None: all
+    kept: Tensor | None  # int64, indices of the tokens whose logits are asked for; None: all
     layouts: tuple[Layout, ...]  # for each window
     slices: tuple[InputTokens, ...]  # in order of their tokens
     gathered: Tensor | None = None  # int64, slots: the layouts count among these; None: among all of the KV cache
@@ -66,7 +66,9 @@ def batch_of(
     for members in grouped(slices, heads):
         begin, end = end, end + sum(one.count for one in members)
         ordered += members
-        apart = len(members[0].extents) > 1
+        apart = (
+            len(members[0].extents) > 1
+        )  # layers with a window have a pool of their own, where members lie otherwise
         own = [window for window in windows if window is None or not apart]
         keys, used = _strided(members, 0), max(one.used() for one in members)
         if gathers:

@@ -304,7 +304,8 @@ class Outbox(Generic[Waiting]):
     ) -> None:
         """Sends frames as there are messages, up to `finish`. Raises what `send` raises.
 
-        Before that `left` is told of each message in it, and its share of the bytes, and of the seconds of making it.
+        Before a frame is sent, `left` is told of each of its messages, with its share of the frame's bytes and of the
+        seconds that making it took.
         """
         while True:
             await self._news.wait()
@@ -326,7 +327,7 @@ class Outbox(Generic[Waiting]):
 
     def _taken(self) -> list[tuple[int, Waiting]]:
         taken: list[tuple[int, Waiting]] = []
-        room = self._shared // 4  # rows have three times their weight
+        room = self._shared // 4  # weights are lower bounds: rows have up to three times theirs
         while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
             session = next(iter(self._waiting))
             messages = self._waiting.pop(session)

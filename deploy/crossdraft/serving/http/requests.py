@@ -347,7 +347,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:
-        sampling: dict[str, Any] = same(SamplingOptions, self) | {
+        sampling: dict[str, Any] = given_of(SamplingOptions, self) | {
             "logit_bias": tuple((self.logit_bias or {}).items()),
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
         }
@@ -365,7 +365,9 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
             "logprobs": self.num_logprobs,
             "prompt_logprobs": self.num_prompt_logprobs,
         }
-        return GenerationRequest(**same(GenerationRequest, self) | same(GenerationRequest, self.speculative) | changed)
+        return GenerationRequest(
+            **given_of(GenerationRequest, self) | given_of(GenerationRequest, self.speculative) | changed
+        )
 
     def _grammar(self) -> Grammar | None:
         """What the output is to be, whichever way it is said; raises ValueError."""
@@ -388,8 +390,8 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return None
 
 
-def same(record: type, body: Body) -> dict[str, Any]:
-    """The values of a body whose names are fields of a record, lists as tuples; without those that are left out."""
+def given_of(record: type, body: Body) -> dict[str, Any]:
+    """What a body gives of the fields of a record, lists as tuples; what is left out is missing."""
     named = ((one.name, getattr(body, one.name)) for one in fields(record) if one.name in type(body).model_fields)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in named if value is not None}
 
