@@ -153,7 +153,7 @@ def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal()
         (1, Kind.ACCEPTED), (0, Kind.ACCEPTED), (1, Kind.BONUS),
     ]  # fmt: skip
     judged = [one for one in controller.seen if isinstance(one, Judged)]
-    assert judged == [Judged(0, 0, True, 3, 2)]
+    assert judged == [Judged(0, True, 3, 2)]
     assert only(Draft, out) == Draft(2, 0, Letters("bab"), 1, first=1, tree_nodes=3, chunk=1)
     fault = session.drafter.fault_of(
         replace(drafted, epoch=2, branches=(Branch(2, 0, Letters("b"), (0, 0)),)), session.epoch.choice

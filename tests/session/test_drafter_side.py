@@ -32,11 +32,11 @@ def test_what_a_controller_is_told() -> None:
         DrafterSeen(True),
         DraftSeen(1, 1.0, 0.5),
         DraftSeen(1, None, 0.5),
-        Judged(0, 2, False, 2, 0),  # of the first pass nothing is told: it reads the prompt as well
+        Judged(2, False, 2, 0),  # of the first pass nothing is told: it reads the prompt as well
         DraftSeen(1, None, 0.5),
-        PassSeen(2.0, 0.25, fed=2),
-        Judged(2, 0, True, 1, 0),
-        StallSeen(30.0),
+        PassSeen(0.25, fed=2),
+        Judged(0, True, 1, 0),
+        StallSeen(),
         DrafterSeen(False),
     ]
 
@@ -48,7 +48,7 @@ def test_settled_tokens_are_told_apart_and_what_is_compared_with_them_too() -> N
     session.handle(Expired(Timer.STALL, stall.number), 8.0)  # the target's own
     session.handle(Replied(DRAFTER, drafted(1)), 9.0)  # the same
     judged = [seen for seen in controller.seen if isinstance(seen, Judged)]
-    assert judged == [Judged(0, 1, False, 1, 0), Judged(1, 0, False, 1, 1), Judged(1, 1, False, 0, 0)]
+    assert judged == [Judged(1, False, 1, 0), Judged(0, False, 1, 1), Judged(1, False, 0, 0)]
 
 
 def test_a_window_that_moves_has_a_deadline() -> None:

@@ -175,7 +175,7 @@ def test_a_lane_that_nobody_can_have_leaves_those_that_are_being_opened() -> Non
 def held(row: Row, listed: list[int] | None, head: int) -> Answers:
     fetched = Answers([], head)
     asked = () if listed is None else (np.array(listed, dtype=np.int64),)
-    fetched.add(Flight(1, Pass(1, (), TokenTree(), asked), 0, ((),), 0.0), (row,))
+    fetched.add(Flight(1, Pass(1, (), TokenTree(), asked), 0, ((),)), (row,))
     return fetched
 
 
@@ -213,7 +213,7 @@ def test_a_whole_row_is_cut_to_what_is_needed() -> None:
 def after(number: int, root: int, *paths: tuple[int, ...]) -> Flight:
     """A pass that left after so many tokens of output and answers these paths."""
     sent = Pass(number, (), TokenTree((), ()), (), tuple(range(len(paths))))
-    return Flight(1, sent, root, paths, 0.0)
+    return Flight(1, sent, root, paths)
 
 
 def test_rows_of_a_way_that_the_output_has_not_taken_are_not_kept() -> None:

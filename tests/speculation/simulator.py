@@ -329,7 +329,6 @@ class Flight:
 
     first: int
     last: int
-    sent: float  # seconds
     run: int = 0  # tokens that the target still draws by itself; 0: it is no run
     asked: bool = True
     half: int = 0  # tokens left at which more of the run is asked for
@@ -506,9 +505,9 @@ class Output:
             self._flush()
 
     def _flush(self) -> None:
-        first, accepted, refused, tokens, settled = self._report
+        _, accepted, refused, tokens, settled = self._report
         if accepted or refused or tokens:
-            self._controller.observe(Judged(first, accepted, bool(refused), tokens, settled), self._now)
+            self._controller.observe(Judged(accepted, bool(refused), tokens, settled), self._now)
         self._report = [0, 0, False, 0, 0]
 
     # Waiting for draft tokens.
@@ -526,7 +525,7 @@ class Output:
 
     def _expired(self, number: int) -> None:
         if number == self._stall and self._stalled is not None and self._left > 0:
-            self._controller.observe(StallSeen(self._now - self._stalled), self._now)
+            self._controller.observe(StallSeen(), self._now)
             self._stalled, self._impatient = None, True
             self._go_on()
 
@@ -540,7 +539,7 @@ class Output:
             self._stand_idle()
             return
         self._stalled = None
-        flight = Flight(self._frontier, self._frontier + known, self._now)
+        flight = Flight(self._frontier, self._frontier + known)
         if not self._choice.drafts:
             flight.run = min(self._choice.run, self._left)
             flight.half = flight.run // 2
@@ -566,11 +565,9 @@ class Output:
     def _returned(self, flight: Flight, done: StepDone, over: bool) -> None:
         if self._left <= 0:
             return
-        waited, plain = self._now - flight.sent, flight.half > 0 or not self._choice.drafts
-        self._controller.observe(
-            PassSeen(waited, done.seconds, done.queued, 1, flight.asked, done.sessions, done.fed), self._now
-        )
-        flight.asked, flight.sent = False, self._now
+        plain = flight.half > 0 or not self._choice.drafts
+        self._controller.observe(PassSeen(done.seconds, 1, flight.asked, done.sessions, done.fed), self._now)
+        flight.asked = False
         if over:
             self._flight = None
         if plain:

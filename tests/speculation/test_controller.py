@@ -276,7 +276,7 @@ def test_a_drafter_that_stands_aside_is_asked_again_after_a_while() -> None:
     output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 0.1)
     assert not output.choose(0.1).drafts
     assert output.choose(0.1).reason == "the drafter cannot go on with this text: no room"
-    output.observe(Judged(0, 0, False, ASIDE_FOR, 1), 0.2)
+    output.observe(Judged(0, False, ASIDE_FOR, 1), 0.2)
     assert output.choose(0.3).drafts
 
 
@@ -326,7 +326,7 @@ def test_a_text_that_fares_clearly_worse_is_decided_for_alone() -> None:
             output.choose(0.0)
             accepted = 0 if output is hard else 5
             output.observe(DraftSeen(5, 0.02, 0.02), 0.0)
-            output.observe(Judged(0, accepted, output is hard, accepted + 1, 0), 0.0)
+            output.observe(Judged(accepted, output is hard, accepted + 1, 0), 0.0)
     assert not hard.choose(1.0).drafts
     assert "worse than usual" in hard.choose(1.0).reason
     assert not hard.shares
@@ -369,7 +369,7 @@ def test_an_output_that_has_ended_has_no_targets() -> None:
     assert target.load == len(others)
     for one in others:
         one.observe(Ended(), 0.2)
-        one.observe(PassSeen(0.02, 0.02), 0.3)
+        one.observe(PassSeen(0.02), 0.3)
 
 
 def test_tokens_of_outputs_that_decide_for_themselves_are_not_taken_for_others() -> None:
@@ -378,6 +378,6 @@ def test_tokens_of_outputs_that_decide_for_themselves_are_not_taken_for_others()
         for output in outputs:
             output.choose(0.0)
             output._alone = turn > 5 and output is outputs[0]
-            output.observe(Judged(0, 0, False, 1, 1), 0.01 * turn)
-            output.observe(PassSeen(0.01, 0.01, sessions=3, fed=3), 0.01 * turn)
+            output.observe(Judged(0, False, 1, 1), 0.01 * turn)
+            output.observe(PassSeen(0.01, sessions=3, fed=3), 0.01 * turn)
     assert shared.contest.speeds(shared.guesses(outputs, (PLAIN,)))[PLAIN] == pytest.approx(100, rel=0.1)

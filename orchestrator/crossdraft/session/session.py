@@ -192,12 +192,12 @@ class Session:
         return self._end_run_for_draft()
 
     def _passed(self, lane: Lane, done: PassDone) -> None:
-        flight = self.target.returned(lane, done, self._now)
+        flight = self.target.returned(lane, done)
         # The first forward of a run was counted when it was asked for.
         further = done.forwards - (not flight.drawn) if flight.sent.run > 1 else 0
         self.counts.add(target_seconds=done.seconds, passes=further)
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
-            self._observe(flight.seen(done, self._now))
+            self._observe(flight.seen(done))
 
     def _drafted(self, drafted: Drafted) -> list[Command]:
         drafter, first, count = self.drafter, self.drafter.received, len(drafted.draft_tokens)
@@ -548,12 +548,12 @@ class Session:
         if self.target.answers.after(path) is not None or self.target.due(path):
             if isinstance(epoch.waits_for, NeedDraftToken) and not self.target.flights:
                 return self._wait()
-            return self.target.send_ahead(lane, epoch, self._now)
+            return self.target.send_ahead(lane, epoch)
         few = epoch.waits_for is None or epoch.beyond(len(self.output.text)) < epoch.choice.min_draft_tokens
         if few and self.drafter.due and not self._hurried:
             return self._wait()
         self._end_stall()
-        return [self.target.send_pass(lane, epoch, self._now)]
+        return [self.target.send_pass(lane, epoch)]
 
     def _advance(self) -> list[Command]:
         """Ask for draft tokens up to the choice's max_draft_tokens beyond the frontier."""
@@ -578,9 +578,8 @@ class Session:
             self._stall = Stall(self._stall.number, over=self._stall.over)
 
     def _stall_expired(self, number: int) -> None:
-        since = self._stall.since
-        if number == self._stall.number and since is not None:
-            self._observe(StallSeen(self._now - since))
+        if number == self._stall.number and self._stall.since is not None:
+            self._observe(StallSeen())
             self._stall = Stall(number, over=True)
             self.counts.add(stalls=1)
 
@@ -595,7 +594,7 @@ class Session:
         self._told = Told(verdict, tokens, self._undrafted)
         accepted, refused = verdict.accepted - held.accepted, verdict.refused and not held.refused
         settled = self._undrafted - before.undrafted
-        self._observe(Judged(held.accepted, accepted, refused, tokens - before.tokens, settled))
+        self._observe(Judged(accepted, refused, tokens - before.tokens, settled))
 
     def _report_end(self) -> None:
         """Count the epoch, which is over; the next one begins without a verdict."""

@@ -39,13 +39,12 @@ SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whol
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """A pass that was sent. Of a run, `paths` is the one that it is at, and `left_at` its latest answer's time."""
+    """A pass that was sent. Of a run, `paths` is the one that it is at."""
 
     lane: Lane
     sent: Pass
     root: int  # tokens of output that were committed when it left
     paths: tuple[Path, ...]  # of what it answers, or answers next, from the root on
-    left_at: float  # seconds
     own: Path = ()  # of `paths`, that of the draft's own tokens
     drawn: int = 0  # tokens that its run has brought before
     ending: bool = False  # its run was told to end
@@ -67,15 +66,14 @@ class Flight:
             whole = count == len(self.paths) and not done.more
         return whole and all(isinstance(node, kind) for node in done.nodes)
 
-    def seen(self, done: PassDone, now: float) -> PassSeen:
+    def seen(self, done: PassDone) -> PassSeen:
         """What the controller is told of an answer."""
         fed = done.fed or done.shared + len(self.sent.tree)
-        waited = now - self.left_at
-        return PassSeen(waited, done.seconds, done.queued, done.forwards, not self.drawn, done.shared, fed)
+        return PassSeen(done.seconds, done.forwards, not self.drawn, done.shared, fed)
 
-    def after(self, done: PassDone, now: float) -> "Flight":
+    def after(self, done: PassDone) -> "Flight":
         """The same run after an answer that does not end it."""
-        return replace(self, paths=self.drawn_paths(done)[-1:], drawn=self.drawn + len(done.nodes), left_at=now)
+        return replace(self, paths=self.drawn_paths(done)[-1:], drawn=self.drawn + len(done.nodes))
 
     def drawn_paths(self, done: PassDone) -> tuple[Path, ...]:
         """The path that a run was at, and that path extended by each of its new tokens."""
@@ -299,11 +297,11 @@ class TargetLane:
         self.owed.clear()
         return Send(self.number, flight.sent)
 
-    def returned(self, done: PassDone, now: float) -> Flight:
+    def returned(self, done: PassDone) -> Flight:
         """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""
         flight = self.flight
         assert flight is not None
-        self.answered, self.flight = True, flight.after(done, now) if done.more else None
+        self.answered, self.flight = True, flight.after(done) if done.more else None
         drawn = flight if flight.sent.run == 1 else replace(flight, paths=flight.drawn_paths(done)[:-1])
         self._answers.add(drawn, done.nodes)
         return flight
@@ -454,12 +452,12 @@ class TargetSide:
         ids = self._output.ids
         return any((*ids[one.root :], *path) in one.paths for one in self.flights)
 
-    def returned(self, lane: Lane, done: PassDone, now: float) -> Flight:
+    def returned(self, lane: Lane, done: PassDone) -> Flight:
         """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""
         known = self.lanes[lane]
         if not known.answered:
             self._failing = 0, 0.0
-        flight = known.returned(done, now)
+        flight = known.returned(done)
         if done.hidden.places:
             run, by_place = flight.sent.run > 1, done.hidden.by_place()
             paths = flight.drawn_paths(done) if run else flight.paths
@@ -490,16 +488,16 @@ class TargetSide:
 
     # Passes: what each covers, and rows that are asked for afterwards.
 
-    def send_pass(self, lane: TargetLane, epoch: Epoch, now: float) -> Send:
+    def send_pass(self, lane: TargetLane, epoch: Epoch) -> Send:
         """A pass at the frontier; in an epoch without a draft a run."""
         if epoch.alone:
             run = min(epoch.choice.run, self._output.left)
             self._counts.add(passes=1, runs=run > 1)
-            return self._send(lane, epoch, NOTHING_GUESSED, None, now, run)
+            return self._send(lane, epoch, NOTHING_GUESSED, None, run)
         self._counts.add(passes=1, row_misses=len(self._output.text) < epoch.reach)
-        return self._send(lane, epoch, self._plan(epoch), None, now)
+        return self._send(lane, epoch, self._plan(epoch), None)
 
-    def send_ahead(self, lane: TargetLane, epoch: Epoch, now: float) -> list[Command]:
+    def send_ahead(self, lane: TargetLane, epoch: Epoch) -> list[Command]:
         """A pass over later draft tokens, on a target that is free while others work on earlier ones, if it pays."""
         if not epoch.choice.speculate or not self.flights or lane.owed:
             return []  # where a row is owed another pass would take it away
@@ -511,11 +509,9 @@ class TargetSide:
         if not wanted:
             return []
         self._counts.add(passes=1, speculated=1)
-        return [self._send(lane, epoch, plan, wanted, now)]
+        return [self._send(lane, epoch, plan, wanted)]
 
-    def _send(
-        self, lane: TargetLane, epoch: Epoch, plan: Plan, wanted: tuple[int, ...] | None, now: float, run: int = 1
-    ) -> Send:
+    def _send(self, lane: TargetLane, epoch: Epoch, plan: Plan, wanted: tuple[int, ...] | None, run: int = 1) -> Send:
         """Send a pass, answered by draws or by rows; or a run of so many tokens."""
         ids = self._output.ids
         epoch.cover(len(self._output.text) + self._length(plan.tree))
@@ -526,7 +522,7 @@ class TargetSide:
         sent = Pass(number, tuple(ids[lane.told :]), plan.tree, listed, wanted, epoch.draws, run)
         paths = tuple(plan.tree.paths())
         answered = paths if wanted is None else tuple(paths[node] for node in wanted)
-        return lane.send(Flight(lane.number, sent, len(ids), answered, now, plan.own, half=run - run // 2), len(ids))
+        return lane.send(Flight(lane.number, sent, len(ids), answered, plan.own, half=run - run // 2), len(ids))
 
     def fetch_late(self, epoch: Epoch, first: int) -> list[Command]:
         """Draft tokens from place `first` on arrived after passes had left that do not list their ids: fetch them."""

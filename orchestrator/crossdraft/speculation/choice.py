@@ -102,9 +102,7 @@ class DraftSeen:
 class PassSeen:
     """A pass returned, or some tokens of a run."""
 
-    waited: float  # seconds since it was sent, or since the answer before
     seconds: float  # of its steps, sampling included
-    queued: float = 0.0  # seconds in the target, waiting for the model
     forwards: int = 1  # tokens of a run that came
     asked: bool = True  # there was a round trip; not for the later answers of a run
     sessions: int = 1  # that shared the latest forward, this one included
@@ -115,8 +113,7 @@ class PassSeen:
 class Judged:
     """The walk went on: what became of draft tokens since the last observation."""
 
-    first: int  # place in the epoch of the first draft token judged now
-    accepted: int  # of them, wholly in the output
+    accepted: int  # draft tokens, wholly in the output
     refused: bool  # the next one was refused
     tokens: int  # emitted meanwhile
     settled: int  # ... of them drawn by the target without a draft token
@@ -125,8 +122,6 @@ class Judged:
 @dataclass(frozen=True)
 class StallSeen:
     """The target stood idle for draft tokens until patience ended."""
-
-    seconds: float
 
 
 @dataclass(frozen=True)
