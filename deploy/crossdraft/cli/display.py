@@ -28,8 +28,8 @@ LEGEND = (
 )
 TAKEN = "taken from the draft"  # a row of figures
 ROUNDS = (
-    "draft tokens; q: the drafter's probability, p: the target's, chance: of being accepted as a whole token, "
-    "min(1, p/q), times that of those before it where a method decides several together"
+    "draft tokens; where a method asks for them q: the drafter's probability, p: the target's; where it judges by "
+    "whole tokens chance: of being accepted, min(1, p/q), of several that are decided together all of them"
 )
 POSITIONS = 8  # of a round, for which acceptance is shown
 MEANINGS = {  # of rows of figures

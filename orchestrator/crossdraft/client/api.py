@@ -500,7 +500,7 @@ def software() -> str:
 def _check_writable(path: Path) -> None:
     """Raises RequestError if the file cannot be made."""
     try:
-        path.touch()
+        path.open("ab").close()
     except OSError as error:
         raise RequestError(f"cannot record: {error}; name a file that can be written") from error
 

@@ -108,7 +108,7 @@ class DrafterOptions(Checked):
 
     def _fault(self) -> str:
         if self.vocab_follow and self.vocab_keep is None:
-            return "vocab_follow, columns beside those that are kept, needs vocab_keep"
+            return "--vocab-follow (vocab_follow), columns beside those that are kept, needs --vocab-keep"
         together = (self.vocab_keep is None) == (self.frequencies is None)
         return "" if together else "vocab_keep, a number of ids, and frequencies, the file that ranks them, go together"
 

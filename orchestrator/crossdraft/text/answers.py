@@ -208,6 +208,7 @@ class AnswerParser:
         self._blanks = ""  # before content, if any follows
         self._said: list[tuple[What, int, str]] = []  # pieces, with the index of their call
         self.calls = 0  # that have begun
+        self.within = False  # the latest of them has not ended
         self._reading = self._answer()
 
     def feed(self, text: str) -> list[Said]:
@@ -262,7 +263,10 @@ class AnswerParser:
                 break
             self._tried.clear()
             yield from self._skip(BETWEEN)
-            if tools.end and (yield from self._takes(tools.end)):
+            ended = bool(tools.end) and (yield from self._takes(tools.end))
+            rest = self._text[self._at :]
+            if ended or (self._over and tools.end.startswith(rest)):  # or cut there
+                self._take(0 if ended else len(rest))
                 self._tried.clear()
                 yield from self._skip(BLANKS)
                 break
@@ -280,6 +284,7 @@ class AnswerParser:
             yield from self._skip(BLANKS + ",")
             if (one := (yield from self._next())) == "}":
                 self._take()
+                self.within = False
                 break
             key = _read((yield from self._value())) if one == '"' else None
             yield from self._skip(BLANKS)
@@ -315,6 +320,7 @@ class AnswerParser:
             return False
         self._begin(name)
         yield from self._value(said=True)
+        self.within = self._over
         return True
 
     def _value(self, said: bool = False) -> Steps:
@@ -339,7 +345,7 @@ class AnswerParser:
     def _begin(self, name: str) -> None:
         self._tried.clear()
         self._blanks = ""
-        self.calls += 1
+        self.calls, self.within = self.calls + 1, True
         self._say(What.CALL, name)
 
     def _say(self, what: What, text: str) -> None:

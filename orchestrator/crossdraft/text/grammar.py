@@ -91,7 +91,7 @@ class Grammar:
             raise ValueError(f"the kind of a grammar must be one of {', '.join(GrammarKind)}, got {self.kind!r}")
         object.__setattr__(self, "kind", GrammarKind(self.kind))
         if not (isinstance(self.text, str) and 0 < len(self.text) <= LONGEST):
-            raise ValueError(f"a grammar must be a text of 1 to {LONGEST} characters")
+            raise ValueError(f"a grammar, schemas of tools included, must be a text of 1 to {LONGEST} characters")
         try:
             self.text.encode()
         except UnicodeEncodeError as error:

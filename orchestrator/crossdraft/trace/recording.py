@@ -54,14 +54,15 @@ class Judged:
     start: int  # letters of the draft before it
     token: int | None  # its target id; None: the target has no such token
     q: float | None  # with which it was drafted; None: the method needs no row
-    before: float = 1.0  # chance that those before it in its block are accepted
+    before: float | None  # chance that those before it in its block are accepted; None: it is judged by its text
     p: float | None = None  # the target's; None: the method does not ask for it
     verdict: str = ""
 
     @property
     def chance(self) -> float | None:
         """That it is accepted as a whole token."""
-        return min(1.0, self.before * self.p / self.q) if self.q and self.p is not None else None
+        known = self.q and self.p is not None and self.before is not None
+        return min(1.0, self.before * self.p / self.q) if known else None  # type: ignore[operator]
 
     def __str__(self) -> str:
         numbers = {"q": self.q, "p": self.p, "chance": self.chance}
@@ -97,10 +98,10 @@ class _Notes:
     def add(self, step: WalkStep, answer: Answer) -> None:
         match step, answer:
             case NeedDraftToken(path), DraftToken(token, row, whose) as drafted:
-                before = self._due[-1].chance if path and self._due else None
+                before = self._due[-1].chance if path and self._due else 1.0
                 own = token if whose is Whose.TARGET else self._pair.target_id(token)
                 letters, q = draft_token_letters(self._pair, drafted), None if row is None else row.probability(token)
-                self._due.append(Judged(letters, self._drafted, own, q, before or 1.0))
+                self._due.append(Judged(letters, self._drafted, own, q, before if self._by_tokens else None))
                 self._drafted += len(letters)
                 self._decide("")
             case NeedRow(path=path), Row() as p if self._due and not self._whole_draft:

@@ -102,6 +102,12 @@ async def test_an_answer_without_calls_is_content_and_one_that_is_cut_has_its_le
     outputs.tokens, outputs.reason = tokens_of(CALL[:-15]), Reason.LENGTH
     whole = await served.openai.chat.completions.create(**ASKED)
     assert outline(whole) == [("length", None, None, [("weather", '{"city": "b"')])]
+    outputs.reason = Reason.STOP  # by a string within the call
+    whole = await served.openai.chat.completions.create(**ASKED)
+    assert outline(whole) == [("stop", None, None, [("weather", '{"city": "b"')])]
+    outputs.tokens, outputs.reason = tokens_of(CALL[:-3]), Reason.LENGTH  # within the mark at its end
+    whole = await served.openai.chat.completions.create(**ASKED)
+    assert outline(whole) == [("length", None, None, [("weather", '{"city": "b"}')])]
 
 
 async def test_without_tools_nothing_is_read_as_a_call(served: Front) -> None:

@@ -513,7 +513,8 @@ def _finish(item: Shown, output: PartialOutput) -> Finish | None:
         return None
     if item.reason is not Reason.STOP:
         return "length"
-    return "tool_calls" if output.answer is not None and output.answer.calls else "stop"
+    called = output.answer is not None and output.answer.calls and not output.answer.within
+    return "tool_calls" if called else "stop"  # also where a stop string ended a call
 
 
 NEVER = -9999.0  # OpenAI's value for log 0: JSON has no infinity

@@ -115,10 +115,6 @@ class EmulatedHost:
             raise NoEmulationError("only links between namespaces can be cut")
         await self._reshape(replace(self.shape, cut=True))
 
-    async def heal(self) -> None:
-        """What is sent from now on passes again."""
-        await self._reshape(replace(self.shape, cut=False))
-
     async def address_through(self, address: str) -> str:
         """By which HOST:PORT a service of the host, which listens on `address`, is reached through the link."""
         return await self._carrier.tell(replace(self.shape, service=address))
