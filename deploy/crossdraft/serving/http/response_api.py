@@ -264,7 +264,9 @@ class ResponseWriter:
         if isinstance(item, OutputEnded):
             if not self.response.output:
                 yield from self._begin("message")
-            yield from self._end("completed" if item.reason is Reason.STOP else "incomplete")
+            answer = self._output.answer  # a stop string may have ended it within a call
+            whole = item.reason is Reason.STOP and not (answer is not None and answer.within)
+            yield from self._end("completed" if whole else "incomplete")
             yield self._finished(item)
 
     def _begin(self, kind: str, said: Said | None = None) -> Iterator[bytes]:
