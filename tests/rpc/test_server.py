@@ -104,3 +104,9 @@ def test_what_is_there_is_not_looked_at_again() -> None:
     freeze_heap()
     assert gc.get_freeze_count() >= 1000
     assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}
+
+
+@pytest.mark.parametrize("wrong", [{"port": 70_000}, {"metrics_port": -1}, {"grace_seconds": float("inf")}])
+def test_numbers_that_cannot_be_are_refused_before_anything_starts(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"ports must|grace_seconds must"):
+        Listening(**wrong)  # type: ignore[arg-type]

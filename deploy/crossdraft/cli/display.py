@@ -96,8 +96,6 @@ class TextScreen:
 class JsonScreen:
     """One object for each token, then one with text, ids, reason and statistics."""
 
-    verbose = False
-
     def begin(self, prompt: str) -> None:
         """Prints nothing."""
 

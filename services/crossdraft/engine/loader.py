@@ -127,10 +127,14 @@ def load_model(options: LoadOptions) -> LoadedModel:
     """Loads weights (safetensors only) and tokenizer.
 
     Raises:
-        ModelLoadError: folder, weights, tokenizer, device, max_length or adapter do not fit, or the head cannot be cut.
+        ModelLoadError: an option or a file does not fit this model or machine, or the head cannot be cut.
         FrequenciesError: the frequencies or the number of ids of `pruning` do not fit.
     """
     name, quantization, lora = options.name, options.quantization, options.lora
+    if options.dtype not in ("auto", *DTYPES):
+        raise ModelLoadError(f"dtype {options.dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
+    if quantization not in (None, "int8"):
+        raise ModelLoadError(f"quantization {quantization!r} is unknown: use int8, or leave it out")
     device = device_of(options.device)
     source, larger = _source(name), larger_of(name)
     try:

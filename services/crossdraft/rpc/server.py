@@ -57,7 +57,7 @@ class Serving(ABC):
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a server listens, and its limits. Raises ValueError: the host is empty."""
+    """Where a server listens, and its limits. Raises ValueError: the host is empty, or a number is out of its range."""
 
     host: str = "127.0.0.1"
     port: int | None = 0  # 0: any that is free; None: a service is for clients in its own process only
@@ -71,6 +71,10 @@ class Listening:
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError("host must not be empty; 0.0.0.0 listens on all interfaces")
+        if not all(0 <= (port or 0) <= 65535 for port in (self.port, self.metrics_port)):
+            raise ValueError(f"ports must be 0 (any that is free) to 65535, got {self.port} and {self.metrics_port}")
+        if not 0 <= self.grace_seconds < float("inf"):
+            raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
 
     def check_free(self) -> None:
         """Raises CannotListen if a port cannot be had now, before a model is loaded. Names are left to the server."""
@@ -263,11 +267,7 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; a second one ends that. Prints the ready line once it listens.
-
-    Raises:
-        CannotListen: as `Server.start`.
-    """
+    """Serves until SIGTERM or SIGINT, then drains; a second one ends that. Prints a ready line. Raises CannotListen."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     signals = (signal.SIGTERM, signal.SIGINT)

@@ -9,11 +9,7 @@ ChannelOptions = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class MessageLimit:
-    """The largest message that is sent or accepted; frames of links have a limit of their own below it.
-
-    Raises:
-        ValueError: gRPC cannot count it.
-    """
+    """The largest message; frames of links have a limit of their own below it. Raises ValueError: out of its range."""
 
     mib: int = 32  # MiB, which gRPC can count up to 1024; a tokenizer.json has up to 20, a pass's reply 0.1
 
