@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -136,6 +137,20 @@ async def test_drafts_are_replays(
     ):
         found = await drawn(engine)
     assert found == await drawn(Engine(llama, graphs=False))
+
+
+def test_no_option_of_drafts_is_unknown_to_captured_draws() -> None:
+    """A new one belongs into `warping_table` and `StandingDraws`, or makes `StandingDraws.serves` false."""
+    read: list[str] = []
+
+    class Reading:
+        def __getattr__(self, name: str) -> object:
+            read.append(name)
+            return getattr(SamplingOptions(), name)
+
+    of_drafter: Any = SamplingOptions.of_drafter
+    of_drafter.fget(Reading())
+    assert read == ["temperature", "top_k", "top_p", "min_p", "grammar"]  # a grammar's drafts are no paths
 
 
 def test_without_cuda_the_first_forward_may_be_a_small_one(llama: PreTrainedModel) -> None:
