@@ -335,7 +335,7 @@ class Drafting:
         first = min([context.offset, *(branch.offset for branch in due)])
         paths = [context.letters(first, context.offset)] if drafts else []
         for branch in due:
-            drafted = letters(one.token for one in branch.draft_tokens)
+            drafted = letters(token.token for token in branch.draft_tokens)
             paths.append(Letters(context.letters(first, branch.offset) + branch.letters + drafted))
         return source.masks(context.letters(0, first), paths)
 
@@ -354,7 +354,7 @@ class Drafting:
             self._state.source.append(self._state.context, draw.token)
         for branch, draw in zip(due, draws, strict=True):
             self._extend_branch(branch, draw)
-        self._open_branches = [one for one in self._open_branches if len(one.draft_tokens) < self._shape.depth]
+        self._open_branches = [branch for branch in self._open_branches if len(branch.draft_tokens) < self._shape.depth]
 
     def _extend_draft(self, draw: Draw) -> None:
         """The next token of the draft, and the branches beside it; the context does not have it yet."""

@@ -88,7 +88,7 @@ class PrefixSums:
         self._strings = sorted(set(strings))
         # The nodes of what a string has in common with the one before it were made there. A whole string has no node.
         pairs = zip(self._strings, self._strings[1:], strict=False)
-        self._common = [0, *(min(common_length(one, other), len(one) - 1) for one, other in pairs)]
+        self._common = [0, *(min(common_length(string, after), len(string) - 1) for string, after in pairs)]
         self._totals = np.zeros(len(self._strings))
 
     @property

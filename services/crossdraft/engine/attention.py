@@ -247,8 +247,8 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Sc
         peaks, totals = torch.empty(2, parts, tokens, heads, dtype=torch.float32, device=query.device)
     wide_key, wide_value = (max(16, triton.next_power_of_2(size)) for size in (width, out))
     read = max(16, min(64, (1 << 14) // (max(wide_key, wide_value) * key.itemsize)))  # slots at a time: 16 KiB of keys
-    query, key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (query, key, value))
-    strides = [one.stride(axis) for one in (query, key, value) for axis in (0, 1)]
+    query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
+    strides = [tensor.stride(axis) for tensor in (query, key, value) for axis in (0, 1)]
     sizes = (tokens, share, width, out, *strides)
     scaling, softcap = width**-0.5 if how.scaling is None else how.scaling, how.softcap or 0.0
     sinking = how.sinks is not None
@@ -279,10 +279,10 @@ def write_slots(keys: Tensor, values: Tensor, slots: Tensor, key: Tensor, value:
 
 
 def _write_by_kernel(keys: Tensor, values: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
-    strides = [one.stride(axis) for one in (keys, values, key, value) for axis in (1, 2)]
+    strides = [tensor.stride(axis) for tensor in (keys, values, key, value) for axis in (1, 2)]
     widths = key.shape[3], value.shape[3]
     wide = triton.next_power_of_2(max(widths))
-    key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (key, value))
+    key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (key, value))
     _write[key.shape[2], key.shape[1]](keys, values, slots, key, value, *strides, *widths, wide)
 
 
@@ -424,10 +424,10 @@ def _write(  # type: ignore[no-untyped-def]
     """The key and value of one token in one head."""
     token, head, places = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, wide)
     slot = tl.load(slots + token)
-    one = tl.load(key + head * key_head + token * key_token + places, places < key_width)
-    tl.store(keys + head * keys_head + slot * keys_slot + places, one, places < key_width)
-    one = tl.load(value + head * value_head + token * value_token + places, places < value_width)
-    tl.store(values + head * values_head + slot * values_slot + places, one, places < value_width)
+    own = tl.load(key + head * key_head + token * key_token + places, places < key_width)
+    tl.store(keys + head * keys_head + slot * keys_slot + places, own, places < key_width)
+    own = tl.load(value + head * value_head + token * value_token + places, places < value_width)
+    tl.store(values + head * values_head + slot * values_slot + places, own, places < value_width)
 
 
 AttentionInterface.register(NAME, attend)

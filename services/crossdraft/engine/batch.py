@@ -64,21 +64,21 @@ def batch_of(
     slots_of: list[Numbers] = []  # of each group
     end = 0
     for members in grouped(slices, heads):
-        begin, end = end, end + sum(one.count for one in members)
+        begin, end = end, end + sum(inputs.count for inputs in members)
         ordered += members
         apart = (
             len(members[0].extents) > 1
         )  # layers with a window have a pool of their own, where members lie otherwise
         own = [window for window in windows if window is None or not apart]
-        keys, used = _strided(members, 0), max(one.used() for one in members)
+        keys, used = _strided(members, 0), max(inputs.used() for inputs in members)
         if gathers:
-            slots_of.append(np.concatenate([np.arange(used) + one.extents[0].start for one in members]))
+            slots_of.append(np.concatenate([np.arange(used) + inputs.extents[0].start for inputs in members]))
             keys = Strided(sum(map(len, slots_of[:-1])), used)
         _add_groups(groups, members, begin, keys, own, dtype, device)
         others = [window for window in windows if window not in own]
         for run in _runs(members, heads, -1) if others else ():
             _add_groups(groups, run, begin, _strided(run, -1), others, dtype, device, -1)
-            begin += sum(one.count for one in run)
+            begin += sum(inputs.count for inputs in run)
     layouts = tuple(tuple(groups[window]) for window in windows)
     return _sent_batch(ordered, layouts, np.concatenate(slots_of) if gathers else None, device)
 
@@ -87,8 +87,8 @@ def _sent_batch(
     ordered: Sequence[InputTokens], layouts: tuple[Layout, ...], gathered: Numbers | None, device: torch.device
 ) -> Batch:
     """The numbers of slices in the order of their tokens, on the device."""
-    tokens = _flat([one.tokens for one in ordered])
-    positions = _flat([one.positions for one in ordered])
+    tokens = _flat([inputs.tokens for inputs in ordered])
+    positions = _flat([inputs.positions for inputs in ordered])
     kept = wanted_tokens(ordered)
     mappings = [_mapping(ordered, pool) for pool in range(len(ordered[0].extents))]
     parts = (
@@ -112,24 +112,25 @@ def _sent_batch(
 
 def _mapping(slices: Sequence[InputTokens], pool: int) -> slice | Numbers:
     """The slots of all tokens."""
-    slots, one = _flat([one.places for one in slices], [one.extents[pool].origin for one in slices]), slices[0]
-    if len(slices) == 1 and one.places[-1] + 1 - one.places[0] == one.count:  # in a row
-        return slice(int(slots[0]), int(slots[0]) + one.count)
+    slots = _flat([inputs.places for inputs in slices], [inputs.extents[pool].origin for inputs in slices])
+    first = slices[0]
+    if len(slices) == 1 and first.places[-1] + 1 - first.places[0] == first.count:  # in a row
+        return slice(int(slots[0]), int(slots[0]) + first.count)
     return slots
 
 
 def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] = ()) -> Numbers:
     """The numbers of all slices, one list each, one after another; `added` to those of each slice."""
-    numbers = np.array([number for one in lists for number in one], dtype=np.int64)
+    numbers = np.array([number for own in lists for number in own], dtype=np.int64)
     if added:
-        numbers += np.repeat(np.array(added), [len(one) for one in lists])
+        numbers += np.repeat(np.array(added), [len(own) for own in lists])
     return numbers
 
 
 def wanted_tokens(slices: Sequence[InputTokens]) -> Numbers:
     """The tokens of a flat batch whose logits are asked for, ascending."""
-    begins = [0, *accumulate(one.count for one in slices)][:-1]
-    return _flat([one.wanted for one in slices], begins)
+    begins = [0, *accumulate(inputs.count for inputs in slices)][:-1]
+    return _flat([inputs.wanted for inputs in slices], begins)
 
 
 def grouped(slices: Sequence[InputTokens], heads: int) -> Iterator[list[InputTokens]]:
@@ -138,34 +139,34 @@ def grouped(slices: Sequence[InputTokens], heads: int) -> Iterator[list[InputTok
     All members of a group read as many slots as the one that needs most, so that a group ends where another call of the
     kernel costs less.
     """
-    ordered = sorted(slices, key=lambda one: (_kind(one, 0), one.extents[0].start))
+    ordered = sorted(slices, key=lambda inputs: (_kind(inputs, 0), inputs.extents[0].start))
     return _runs(ordered, heads, 0)
 
 
 def _runs(slices: Sequence[InputTokens], heads: int, pool: int) -> Iterator[list[InputTokens]]:
     """Consecutive ones that may be a group."""
-    for (size, _), members in groupby(slices, key=lambda one: _kind(one, pool)):
+    for (size, _), members in groupby(slices, key=lambda inputs: _kind(inputs, pool)):
         run: list[InputTokens] = []
         step = rows = used = 0  # slots from one member to the next; of any member: tokens, slots, at most
-        for one in members:
-            distance, own = one.extents[pool].start - run[-1].extents[pool].start if run else 1, one.used(pool)
-            wasted = max(rows, one.count) * (used - own if own < used else len(run) * (own - used))
+        for inputs in members:
+            distance, own = inputs.extents[pool].start - run[-1].extents[pool].start if run else 1, inputs.used(pool)
+            wasted = max(rows, inputs.count) * (used - own if own < used else len(run) * (own - used))
             apart = distance <= 0 or (step and distance != step)
             if run and (not size or apart or wasted * heads > CALL):
                 yield run
                 run, step, rows, used = [], 0, 0, 0
             elif run:
                 step = distance
-            run.append(one)
-            rows, used = max(rows, one.count), max(used, own)
+            run.append(inputs)
+            rows, used = max(rows, inputs.count), max(used, own)
         yield run
 
 
-def _kind(one: InputTokens, pool: int) -> tuple[int, int]:
+def _kind(inputs: InputTokens, pool: int) -> tuple[int, int]:
     """What slices that attend together have in common; size 0 is for those that attend by themselves."""
-    if one.count > ALONE:
+    if inputs.count > ALONE:
         return 0, 0
-    return one.extents[pool].size, max(one.count, SHORT).bit_length()
+    return inputs.extents[pool].size, max(inputs.count, SHORT).bit_length()
 
 
 def _strided(members: Sequence[InputTokens], pool: int) -> Strided:
@@ -184,8 +185,8 @@ def _add_groups(
     pool: int = 0,
 ) -> None:
     """Adds the group as each window has it: from the first slot on that any of its tokens sees."""
-    counts = [one.count for one in members]
-    end, width, used = begin + sum(counts), max(counts), max(one.used(pool) for one in members)
+    counts = [inputs.count for inputs in members]
+    end, width, used = begin + sum(counts), max(counts), max(inputs.used(pool) for inputs in members)
     real = np.arange(width) < np.array(counts)[:, None]  # (sessions, width): the rows that are tokens
     rows = cells = None
     if not real.all():
@@ -193,7 +194,7 @@ def _add_groups(
         numbers = np.full(real.shape, begin)
         numbers[real] = np.arange(begin, end)
         rows = sent(torch.from_numpy(numbers.ravel()), device)
-    longest = max(max(one.positions) for one in members)
+    longest = max(max(inputs.positions) for inputs in members)
     made: dict[Window | None, Group] = {}
     for full in windows:
         window = full if full is not None and full.first(longest) > 0 else None
@@ -219,24 +220,25 @@ def visible(
     Committed tokens see all slots up to their own; a node sees the committed ones, its ancestors and itself. Of these a
     window leaves those whose positions are in it.
     """
-    bases = np.array([one.extents[pool].base for one in slices])[:, None]
-    limits = np.array([[*one.places, *[1 << 62] * (width - one.count)] for one in slices], dtype=np.int64) - bases
+    bases = np.array([inputs.extents[pool].base for inputs in slices])[:, None]
+    rows = [[*inputs.places, *[1 << 62] * (width - inputs.count)] for inputs in slices]
+    limits = np.array(rows, dtype=np.int64) - bases
     seen: NDArray[np.bool_] = np.arange(used) <= limits[:, :, None]
-    for row, one in enumerate(slices):
-        base = one.extents[pool].base
-        first, within = one.committed - base, max(0, used - one.committed + base)
-        if not one.tree.is_chain:
-            nodes = [token for token, place in enumerate(one.places) if place >= one.committed]
-            size = -(-len(one.tree.tokens) // 8)
-            ancestors = _ancestor_bits(one)[one.count - len(nodes) :]
+    for row, inputs in enumerate(slices):
+        base = inputs.extents[pool].base
+        first, within = inputs.committed - base, max(0, used - inputs.committed + base)
+        if not inputs.tree.is_chain:
+            nodes = [token for token, place in enumerate(inputs.places) if place >= inputs.committed]
+            size = -(-len(inputs.tree.tokens) // 8)
+            ancestors = _ancestor_bits(inputs)[inputs.count - len(nodes) :]
             bits = b"".join(line.to_bytes(size, "little") for line in ancestors)
             lines = np.unpackbits(np.frombuffer(bits, dtype=np.uint8).reshape(-1, size), 1, within, "little")
             seen[row, nodes, first:] = lines
         if window is not None:
             positions = np.arange(used) + base
-            depths = one.depths[:within]
-            positions[first : first + len(depths)] = one.committed + np.array(depths, np.int64)
-            seen[row, : one.count] &= positions >= window.first(np.array(one.positions))[:, None]
+            depths = inputs.depths[:within]
+            positions[first : first + len(depths)] = inputs.committed + np.array(depths, np.int64)
+            seen[row, : inputs.count] &= positions >= window.first(np.array(inputs.positions))[:, None]
     return seen
 
 
@@ -274,10 +276,10 @@ def numbers_of(slices: Sequence[InputTokens], size: int, windows: Windows, paddi
     There is at least one slice, and none has a tree that is `too_large`; `padding_slots` are as in `padding_of`.
     """
     numbers = padding_of(size, padding_slots)
-    counts = np.array([one.count for one in slices])
+    counts = np.array([inputs.count for inputs in slices])
     end = int(counts.sum())
     ids, positions, kept = numbers[:OWN, :end]
-    ids[:], positions[:] = _flat([one.tokens for one in slices]), _flat([one.positions for one in slices])
+    ids[:], positions[:] = _flat([inputs.tokens for inputs in slices]), _flat([inputs.positions for inputs in slices])
     wanted = wanted_tokens(slices)
     kept[: len(wanted)] = wanted
     ranks = np.arange(end) - (counts.cumsum() - counts).repeat(counts)  # among the tokens of a slice
@@ -293,22 +295,22 @@ def _mark(
     to: Marks[Numbers], slices: Sequence[InputTokens], counts: Numbers, window: Window | None, positions: Numbers
 ) -> None:
     """Writes all marks but blocks."""
-    extents = [one.extents[pool_of(window)] for one in slices]
-    numbers = [(at.start, at.base, one.committed) for at, one in zip(extents, slices, strict=True)]
+    extents = [inputs.extents[pool_of(window)] for inputs in slices]
+    numbers = [(at.start, at.base, inputs.committed) for at, inputs in zip(extents, slices, strict=True)]
     starts, bases, committed = np.array(numbers).repeat(counts, 0).T
-    to.targets[:] = starts - bases + _flat([one.places for one in slices])
+    to.targets[:] = starts - bases + _flat([inputs.places for inputs in slices])
     to.limits[:] = to.targets + 1
     to.firsts[:], to.bases[:] = starts, starts - bases + committed
     if window is not None:
         to.firsts[:] += (window.first(positions) - bases).clip(0)
     end = 0
-    for one in slices:
-        begin, end = end, end + one.count
-        if not one.tree.is_chain:
+    for inputs in slices:
+        begin, end = end, end + inputs.count
+        if not inputs.tree.is_chain:
             own = slice(begin, end)
             to.limits[own], to.firsts[own] = (np.minimum(each[own], to.bases[own]) for each in (to.limits, to.firsts))
             firsts = None if window is None else window.first(positions[own]).tolist()
-            to.lines[own] = _ancestor_bits(one, firsts)
+            to.lines[own] = _ancestor_bits(inputs, firsts)
 
 
 def following_numbers(
@@ -326,7 +328,7 @@ def following_numbers(
         for each in (marks.targets, marks.limits, marks.bases):
             each += later
         if window is not None:
-            extents = [one.extents[pool_of(window)] for one in slices]
+            extents = [inputs.extents[pool_of(window)] for inputs in slices]
             starts, bases = np.array([(at.start, at.base) for at in extents]).T
             marks.firsts[:] = starts + (window.first(own[:, 1]) - bases).clip(0)
     return found
@@ -334,7 +336,7 @@ def following_numbers(
 
 def too_large(slices: Sequence[InputTokens]) -> bool:
     """Whether a tree has more nodes than one number has bits."""
-    return any(len(one.tree) > MOST_NODES and not one.tree.is_chain for one in slices)
+    return any(len(inputs.tree) > MOST_NODES and not inputs.tree.is_chain for inputs in slices)
 
 
 def _ancestor_bits(inputs: InputTokens, firsts: Sequence[int] | None = None) -> list[int]:

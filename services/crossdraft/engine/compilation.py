@@ -37,7 +37,7 @@ COPIED = 3  # times that the weights of an expert are read and written where the
 GROUPED = (9, 10)  # compute capabilities for which torch has a kernel for products of groups
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch's own is lost when a machine starts again
 ATEN = torch.ops.aten
-REPEATED = [one.default for one in (ATEN.view, ATEN.reshape, ATEN.t, ATEN.permute, ATEN.mm, ATEN.addmm)]
+REPEATED = [operation.default for operation in (ATEN.view, ATEN.reshape, ATEN.t, ATEN.permute, ATEN.mm, ATEN.addmm)]
 PROBES = (PROBE, ForwardRequest(PROBE.session, (*PROBE.context, 0)))  # many tokens, and then one
 
 
@@ -163,7 +163,7 @@ class CompiledForward:
         vars(layer)["forward"] = self
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        cache = next((one for one in (*given, *named.values()) if isinstance(one, KVCache)), None)
+        cache = next((value for value in (*given, *named.values()) if isinstance(value, KVCache)), None)
         if cache is None:
             return type(self.layer).forward(self.layer, *given, **named)
         RUNNING.attentions, RUNNING.cache = self.attentions, cache
@@ -194,23 +194,23 @@ def compile_layers(model: PreTrainedModel, forward: Forward, close: Callable[[Ha
     of an engine of this model, and `close` ends a session of it.
     """
     layers = _layers_of(model)
-    for one in layers:
-        vars(one).pop("forward", None)  # of another engine
+    for layer in layers:
+        vars(layer).pop("forward", None)  # of another engine
     with _joined_linears(model):
         expected = [[*forward([request])[0]] for request in PROBES]
     close(PROBE.session)
     _keep_code()
     for kind in dict.fromkeys(map(type, layers)):
-        members, began = [one for one in layers if type(one) is kind], time.perf_counter()
+        members, began = [layer for layer in layers if type(layer) is kind], time.perf_counter()
         code = torch.compile(_own(kind), fullgraph=True, dynamic=True, backend=inductor)
-        compiled = [CompiledForward(one, _attentions(one), code) for one in members]
+        compiled = [CompiledForward(layer, _attentions(layer), code) for layer in members]
         try:
             with cast(Any, shapes).patch(use_duck_shape=False):  # sizes may be equal by chance
                 for request, logits in zip(PROBES, expected, strict=True):
                     check_agreement(model, forward, logits, request)
         except UnsupportedModelError as error:
-            for one in members:
-                del vars(one)["forward"]
+            for layer in members:
+                del vars(layer)["forward"]
             why = str(error.__cause__ or error).partition("\n\n")[0].split()  # then torch says how to find out more
             log.warning("%s is not compiled: %s", kind.__name__, " ".join(why))
             continue
@@ -262,15 +262,16 @@ def _joined_linears(model: PreTrainedModel) -> Iterator[None]:
         assert isinstance(linear, nn.Linear)
         calls.append((given[0], linear))
 
-    plain = [one for one in model.modules() if type(one) is nn.Linear and type(one.weight) is nn.Parameter]
-    hooks = [one.register_forward_pre_hook(note) for one in plain]
+    modules = [module for module in model.modules() if type(module) is nn.Linear]
+    plain = [linear for linear in modules if type(linear.weight) is nn.Parameter]
+    hooks = [linear.register_forward_pre_hook(note) for linear in plain]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
     for _, alike in groupby(calls, key=lambda call: (id(call[0]), call[1].bias is None)):
-        members = [one for one in dict.fromkeys(linear for _, linear in alike) if type(one) is nn.Linear]
+        members = [linear for linear in dict.fromkeys(linear for _, linear in alike) if type(linear) is nn.Linear]
         if len(members) > 1:
             _join(members)
     if model.device.type == "cuda":
@@ -280,14 +281,14 @@ def _joined_linears(model: PreTrainedModel) -> Iterator[None]:
 @torch.no_grad()
 def _join(members: Sequence[nn.Linear]) -> None:
     """Puts their weights into one matrix; they stay what they are."""
-    joined = nn.Parameter(torch.cat([one.weight.detach() for one in members]), requires_grad=False)
-    biases = [one.bias.detach() for one in members if one.bias is not None]
+    joined = nn.Parameter(torch.cat([linear.weight.detach() for linear in members]), requires_grad=False)
+    biases = [linear.bias.detach() for linear in members if linear.bias is not None]
     bias, begin = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None, 0
-    for one in members:
-        one.__class__ = JoinedLinear
-        one.weight.data = joined.data[begin : begin + one.out_features]
-        vars(one).update(joined=joined, bias_of_all=bias, begin=begin)
-        begin += one.out_features
+    for linear in members:
+        linear.__class__ = JoinedLinear
+        linear.weight.data = joined.data[begin : begin + linear.out_features]
+        vars(linear).update(joined=joined, bias_of_all=bias, begin=begin)
+        begin += linear.out_features
 
 
 # Linear layers on a CPU, whose weights are reordered once for oneDNN, for the few rows of a pass or a drafting step.

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from operator import itemgetter
 
 from crossdraft.engine.requests import (
     NO_TREE,
@@ -248,7 +249,7 @@ class KVCacheManager:
     def could_ever_allocate(self, request: ForwardRequest) -> bool:
         """Whether its session would have slots if it were alone, also after another tree of this size."""
         counts = [pool.needed(request, CachedTokens(tree=request.tree)) for pool in self.pools]
-        return all(size_for(count) <= one.allocator.slots for count, one in zip(counts, self.pools, strict=True))
+        return all(size_for(count) <= pool.allocator.slots for count, pool in zip(counts, self.pools, strict=True))
 
     def can_allocate(self, request: ForwardRequest) -> bool:
         known = self._live.get(request.session)
@@ -296,7 +297,7 @@ class KVCacheManager:
         """Sets what is in the entry's slots now; its first `kept` ids have not changed."""
         # Of what a token sees, the first is read again where only the last token is computed.
         pools = zip(self.pools, entry.extents, strict=True)
-        least = max((one.base + pool.window + 1 for pool, one in pools if pool.window and one.base), default=0)
+        least = max((own.base + pool.window + 1 for pool, own in pools if pool.window and own.base), default=0)
         cached = replace(cached, least=least) if least else cached
         entry.cached = cached
         self._prefixes.note(entry, cached.ids, kept)
@@ -317,8 +318,8 @@ class KVCacheManager:
         if not self._reuse:
             return None
         found = [(common_prefix(entry.cached.ids, ids), entry) for entry in self._prefixes.longest(ids)]
-        usable = [one for one in found if one[0] >= max(BLOCK, one[1].cached.least)]
-        shared, entry = max(usable, key=lambda one: one[0], default=(0, None))
+        usable = [(shared, entry) for shared, entry in found if shared >= max(BLOCK, entry.cached.least)]
+        shared, entry = max(usable, key=itemgetter(0), default=(0, None))
         return None if entry is None else (entry, shared)
 
     def _begin(self, request: ForwardRequest) -> CacheEntry | None:

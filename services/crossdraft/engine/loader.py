@@ -227,7 +227,9 @@ def stored(tensor: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         tensor = tensor.full_tensor()
     if type(tensor) not in (Tensor, nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
         parts = {part: getattr(tensor, part) for part in tensor.__tensor_flatten__()[0]}
-        yield from (found for part, one in parts.items() if one is not None for found in stored(one, f"{name}.{part}"))
+        for part, inner in parts.items():
+            if inner is not None:
+                yield from stored(inner, f"{name}.{part}")
     elif isinstance(tensor, Tensor):
         yield name, tensor
 

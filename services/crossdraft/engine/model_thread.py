@@ -313,8 +313,8 @@ class ModelThread:
     def _admitted(self, now: float) -> list[ForwardRequest]:
         waiting = sorted([job.request for job in self._live], key=attrgetter("asked"))
         admitted = self._admission.admitted(waiting, self._scheduler.returns.expected(now), now)
-        for one in admitted:
-            one.due = self.engine.remaining(one)
+        for request in admitted:
+            request.due = self.engine.remaining(request)
         return admitted
 
     def _step(self, requests: list[ForwardRequest]) -> None:

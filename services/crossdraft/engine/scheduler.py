@@ -77,11 +77,11 @@ class Scheduler:
         if not ready:
             self._paused = None
             return Pause(None)
-        here = {one.session for one in ready}
+        here = {request.session for request in ready}
         away = {session: left for session, left in self.returns.expected(now).items() if session not in here}
         expected = sorted(away.values())
         step = self._step(ready, expected)
-        seconds = self.costs.seconds(sum([one.tokens for one in step]))
+        seconds = self.costs.seconds(sum([request.tokens for request in step]))
         began = now if self._paused is None else self._paused
         wait = self._peers(ready, away, seconds, now - began) if self.halves and self._shared else 0.0
         latest = began + MOST_PUT_OFF * seconds - now
@@ -94,9 +94,9 @@ class Scheduler:
         self, ready: Sequence[ForwardRequest], away: Mapping[Hashable, float], seconds: float, waited: float
     ) -> float:
         """How long to wait until half of the peers are there; 0: not at all, or they were waited for a whole round."""
-        if not all(one.back and not is_long(one) for one in ready) or 2 * self.costs.seconds(0) < seconds:
+        if not all(request.back and not is_long(request) for request in ready) or 2 * self.costs.seconds(0) < seconds:
             return 0.0
-        here = {one.session for one in ready}
+        here = {request.session for request in ready}
         longest = LONGER * min(map(self.returns.usual, here)) + seconds
         peers = sorted(left for session, left in away.items() if self.returns.usual(session) <= longest)
         missing = (len(here) + len(peers) + 1) // 2 - len(here)
@@ -105,25 +105,27 @@ class Scheduler:
     def _step(self, ready: Sequence[ForwardRequest], expected: Sequence[float]) -> list[ForwardRequest]:
         """The short requests, and tokens of the long ones."""
         ordered = sorted(ready, key=attrgetter("asked"))
-        long = [one for one in ordered if is_long(one)]
+        long = [request for request in ordered if is_long(request)]
         room = self._chunk - (LEAST if long else 0)
         short: list[ForwardRequest] = []
-        for one in ordered:
-            one.tokens = 0 if is_long(one) else max(1, one.due)
-            if one.tokens and (one.tokens <= room or not short):
-                short.append(one)
-                room -= one.tokens if one.tokens <= room else 0  # a tree larger than a chunk keeps no others out
+        for request in ordered:
+            request.tokens = 0 if is_long(request) else max(1, request.due)
+            if request.tokens and (request.tokens <= room or not short):
+                short.append(request)
+                room -= (
+                    request.tokens if request.tokens <= room else 0
+                )  # a tree larger than a chunk keeps no others out
             else:
-                one.tokens = 0
+                request.tokens = 0
         if long:
-            given = divided([one.due for one in long], self._prefill(short, len(long), expected))
-            for one, tokens in zip(long, given, strict=True):
-                one.tokens = tokens
-        return [one for one in ordered if one.tokens]
+            given = divided([request.due for request in long], self._prefill(short, len(long), expected))
+            for request, tokens in zip(long, given, strict=True):
+                request.tokens = tokens
+        return [request for request in ordered if request.tokens]
 
     def _prefill(self, short: Sequence[ForwardRequest], long: int, expected: Sequence[float]) -> int:
         """Tokens that all long requests together may have in the step of the short ones."""
-        usual = sum([one.tokens for one in short])
+        usual = sum([request.tokens for request in short])
         allowed = max(self._chunk - usual, LEAST)
         if short or (expected and expected[0] < self.costs.seconds(allowed)):
             stretch = STRETCH * max(1.0, WAITING * long / max(1, len(short)))
@@ -331,51 +333,51 @@ class Admission:
         session the one that asked first. Sessions that are expected should ask for something soon.
         """
         first: dict[Hashable, ForwardRequest] = {}
-        for one in waiting:
-            first.setdefault(one.session, one)
+        for request in waiting:
+            first.setdefault(request.session, request)
         admitted: list[ForwardRequest] = []
         overdue = False  # somebody has waited long: what becomes free is not for those behind
         before = self.preemptions
-        for session, one in first.items():
+        for session, request in first.items():
             newcomer = session not in self._sessions
-            if not (newcomer and overdue) and self._admit(one, first, expected, now):
-                admitted.append(one)
-            elif now >= one.asked + WAIT:
+            if not (newcomer and overdue) and self._admit(request, first, expected, now):
+                admitted.append(request)
+            elif now >= request.asked + WAIT:
                 overdue = True
         if not admitted and first and not self._sessions.keys() - first.keys():
             admitted.append(next(iter(first.values())))
             self._force(admitted[0])
         elif before == self.preemptions:
             return admitted
-        return [one for one in admitted if self._admits(one)]
+        return [request for request in admitted if self._admits(request)]
 
     def _admit(
-        self, one: ForwardRequest, waiting: Collection[Hashable], expected: Collection[Hashable], now: float
+        self, request: ForwardRequest, waiting: Collection[Hashable], expected: Collection[Hashable], now: float
     ) -> bool:
         """Whether it has slots, after preempting those that must give way."""
-        while not self._admits(one):
-            victim = self._victim(one, {*waiting, *expected}, now)
+        while not self._admits(request):
+            victim = self._victim(request, {*waiting, *expected}, now)
             if victim is None:
                 return False
             self._preempt(victim)
         return True
 
-    def _force(self, one: ForwardRequest) -> None:
+    def _force(self, request: ForwardRequest) -> None:
         """Nobody else can go on: preempts those whose turns end first."""
-        while not self._admits(one) and (others := self._others(one)):
+        while not self._admits(request) and (others := self._others(request)):
             self._preempt(min(others, key=lambda session: others[session].until))
 
-    def _victim(self, one: ForwardRequest, busy: Collection[Hashable], now: float) -> Hashable | None:
+    def _victim(self, request: ForwardRequest, busy: Collection[Hashable], now: float) -> Hashable | None:
         """Which session is preempted now; None: none yet."""
-        others = self._others(one)
+        others = self._others(request)
         idle = [session for session in others if session not in busy]
         if idle:
             return min(idle, key=lambda session: others[session].used)
         first = min(others, key=lambda session: others[session].until, default=None)
-        return first if first is not None and now >= max(one.asked + WAIT, others[first].until) else None
+        return first if first is not None and now >= max(request.asked + WAIT, others[first].until) else None
 
-    def _others(self, one: ForwardRequest) -> dict[Hashable, _InUse]:
-        return {session: known for session, known in self._sessions.items() if session != one.session}
+    def _others(self, request: ForwardRequest) -> dict[Hashable, _InUse]:
+        return {session: known for session, known in self._sessions.items() if session != request.session}
 
     def _preempt(self, session: Hashable) -> None:
         self.preemptions += 1

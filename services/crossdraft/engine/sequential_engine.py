@@ -84,7 +84,7 @@ class State:
         tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
         known: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
         cache = copy.deepcopy(self.cache, known)
-        return cache, sum(one.nbytes for one in known.values() if isinstance(one, Tensor)) + self.logits.nbytes
+        return cache, sum(tensor.nbytes for tensor in known.values() if isinstance(tensor, Tensor)) + self.logits.nbytes
 
 
 def plan_stretches(saved: Iterable[Ids], request: ForwardRequest, lag: int = LAG) -> list[tuple[Ids, Ids]]:
@@ -96,8 +96,8 @@ def plan_stretches(saved: Iterable[Ids], request: ForwardRequest, lag: int = LAG
     known = {(), *(ids for ids in saved if ids[:size] == context[: len(ids)])}
     paths = [*request.tree.paths()]
     wanted = sorted({paths[row] for row in request.rows()}) or [()]
-    leaves = [one for one, after in pairwise([*wanted, ()]) if not after or after[: len(one)] != one]
-    forks = {one[: common_prefix(one, other)] for one, other in pairwise(leaves)}
+    leaves = [path for path, after in pairwise([*wanted, ()]) if not after or after[: len(path)] != path]
+    forks = {path[: common_prefix(path, other)] for path, other in pairwise(leaves)}
     missing = {path for path in wanted if context + path not in known}
     found: list[tuple[Ids, Ids]] = []
     for leaf in leaves:
@@ -169,10 +169,10 @@ class SequentialEngine(Engine):
         """One request after another."""
         results: list[Tensor | None] = []
         begun: set[Hashable] = set()
-        for one in requests:
-            begins = one.session not in begun and self.admits(one)
-            results.append(self._advance(one) if begins else None)
-            begun.add(one.session)
+        for request in requests:
+            begins = request.session not in begun and self.admits(request)
+            results.append(self._advance(request) if begins else None)
+            begun.add(request.session)
         return results
 
     def close(self, session: Hashable) -> None:

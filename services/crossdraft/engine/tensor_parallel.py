@@ -66,8 +66,8 @@ def start_here(options: ModelOptions, host: str, port: int) -> list[Connection]:
 
 def _followed(options: ModelOptions, number: int, host: str, port: int, connection: Connection) -> None:
     """The main function of a process: signals are for rank 0, which may have to drain."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     follow(options, number, host, port, connection)
 
 
@@ -150,7 +150,7 @@ class Leader:
 
         def led(requests: Sequence[ForwardRequest]) -> list[Tensor | None]:
             try:
-                self._tell([self._told(one) for one in requests])
+                self._tell([self._told(request) for request in requests])
                 return own(requests)
             except BaseException as error:
                 log.critical("a step of rank 0 failed, all ranks of the model end", exc_info=error)
@@ -171,12 +171,12 @@ class Leader:
     def end(self) -> None:
         """Ends the others."""
         self._ending.set()
-        for one in self._connections:
+        for connection in self._connections:
             with suppress(OSError):
-                one.send_bytes(END)
+                connection.send_bytes(END)
         self._watching.join(END_SECONDS)
-        for one in self._connections:
-            one.close()
+        for connection in self._connections:
+            connection.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -190,18 +190,18 @@ class Leader:
 
     def _tell(self, call: object) -> None:
         data = msgpack.packb(call, default=int)
-        for one in self._connections:
-            one.send_bytes(data)
+        for connection in self._connections:
+            connection.send_bytes(data)
 
     def _watch(self) -> None:
         left = [*self._connections]
         while left:
-            for one in wait(left):
-                assert isinstance(one, Connection)  # which nothing but its end comes from
+            for connection in wait(left):
+                assert isinstance(connection, Connection)  # which nothing but its end comes from
                 if not self._ending.wait(self.patience):
                     log.critical("a rank of the model has died, and all end")
                     os._exit(1)
-                left.remove(one)
+                left.remove(connection)
 
 
 def follow(options: ModelOptions, number: int, host: str, port: int, connection: Connection) -> None:
@@ -219,7 +219,7 @@ def follow(options: ModelOptions, number: int, host: str, port: int, connection:
             engine.close(call)
             del contexts[call]
         else:
-            engine.step([_scheduled(one, contexts) for one in call])
+            engine.step([_scheduled(request, contexts) for request in call])
 
 
 def _receive(connection: Connection, calls: "SimpleQueue[Any]") -> None:
