@@ -112,9 +112,8 @@ class Scheduler:
             request.tokens = 0 if is_long(request) else max(1, request.due)
             if request.tokens and (request.tokens <= room or not short):
                 short.append(request)
-                room -= (
-                    request.tokens if request.tokens <= room else 0
-                )  # a tree larger than a chunk keeps no others out
+                # A tree larger than a chunk keeps no others out.
+                room -= request.tokens if request.tokens <= room else 0
             else:
                 request.tokens = 0
         if long:
