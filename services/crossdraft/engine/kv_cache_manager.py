@@ -295,10 +295,11 @@ class KVCacheManager:
 
     def record(self, entry: CacheEntry, cached: CachedTokens, kept: int) -> None:
         """Sets what is in the entry's slots now; its first `kept` ids have not changed."""
-        # Of what a token sees, the first is read again where only the last token is computed.
-        pools = zip(self.pools, entry.extents, strict=True)
-        least = max((own.base + pool.window + 1 for pool, own in pools if pool.window and own.base), default=0)
-        cached = replace(cached, least=least) if least else cached
+        if any(extent.base for extent in entry.extents):
+            # Of what a token sees, the first is read again where only the last token is computed.
+            pools = zip(self.pools, entry.extents, strict=True)
+            least = max(own.base + pool.window + 1 for pool, own in pools if pool.window and own.base)
+            cached = replace(cached, least=least)
         entry.cached = cached
         self._prefixes.note(entry, cached.ids, kept)
 

@@ -152,8 +152,8 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     size, root = len(context), request.wanted is None or 0 in request.wanted
     start = min(kept + len(branch), size - root)
     nodes: Sequence[int] = range(len(tree.tokens))
-    wanted: Sequence[int] = range(size - 1 - start, size - start + len(nodes))
-    if request.wanted is not None:
+    wanted: Sequence[int] = range(size - root - start, size - start + len(nodes))
+    if request.wanted is not None and nodes:
         nodes = sorted({*range(len(shared), len(nodes)), *(row - 1 for row in request.wanted if row)})
         indices = {node: index for index, node in enumerate(nodes, size - start)}
         wanted = [indices[row - 1] if row else size - 1 - start for row in request.wanted]
