@@ -225,6 +225,8 @@ class Generation(TokenStream):
     def _names(self, one: Emitted | Sample) -> Names:
         """Of the control symbols among a token and the likely ones."""
         names = self._assignment.pair.target.names
+        if one.token not in names and not one.likely:
+            return ()
         return tuple((id, names[id]) for id in (one.token, *(id for id, _ in one.likely)) if id in names)
 
     def _likely(self, likely: Sequence[tuple[int, float]]) -> tuple[tuple[int, bytes, float], ...]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.clients import DrafterClient, Patience, ServiceClient, TargetClient
 from crossdraft.rpc.errors import REPLACED, BadMessage, Replaced, ServiceError, TimedOut, name_of
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.session.models import Models, tokenization_of
@@ -184,7 +184,7 @@ class Discovery:
         trusted: bool = True,
         updated: bool = False,
     ) -> None:
-        self.services = Services(Roster("target"), Roster("drafter"))
+        self.services = Services(Roster("target", ServiceClient.reachable), Roster("drafter", ServiceClient.reachable))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
         self._addresses = targets, drafters
         self._patience = patience
@@ -294,7 +294,7 @@ class Discovery:
                 if known is not None and about.fingerprint != known.fingerprint:
                     # Outputs of the model before do not go on here.
                     self.services.targets.retire(Replaced(REPLACED.format(repr(known.model))))
-                    self.services = replace(self.services, targets=Roster("target"))
+                    self.services = replace(self.services, targets=Roster("target", ServiceClient.reachable))
                 known = about
             if about.fingerprint != known.fingerprint or about.context < known.context:
                 raise MismatchError(_difference(client.service, about, known))
@@ -310,7 +310,7 @@ class Discovery:
                 self.models = await asyncio.to_thread(_paired, self.models, about)
                 if known is not None:
                     self.services.drafters.retire(Replaced("the drafters have another vocabulary now"))
-                    self.services = replace(self.services, drafters=Roster("drafter"))
+                    self.services = replace(self.services, drafters=Roster("drafter", ServiceClient.reachable))
             elif _served(about) != _served(known):
                 raise MismatchError(
                     f"it serves {about.model!r}, and another drafter {known.model!r} with other tokens or another "

@@ -44,13 +44,14 @@ class Output:
         given, before = self._given, len(self.text)
         self.text = Letters(self.text + given.pair.target.letters[token])
         self.ids.append(token)
-        stops = given.stop and len(self.ids) > _least(given)
-        kept = _cut_by_stop(given, self.text, before) if stops else None
+        kept = None
+        if given.stop and len(self.ids) > _least(given):
+            kept = _cut_by_stop(given, self.text, before)
         if kept is None and token in given.ends:
             kept = len(self.text) if given.request.include_stop_str_in_output else before
         if kept is not None:
             return Ending(Reason.STOP, kept)
-        return Ending(Reason.LENGTH, len(self.text)) if self.left <= 0 else None
+        return Ending(Reason.LENGTH, len(self.text)) if len(self.ids) >= self._most else None
 
 
 def _least(given: Assignment) -> int:

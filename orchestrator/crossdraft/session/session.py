@@ -4,7 +4,7 @@ A lock-step round is the choice that drafts K tokens, waits for all of them and 
 up.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.text.letters import Letters
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
@@ -64,7 +65,7 @@ class Told(NamedTuple):
     undrafted: int = 0  # of these, as in `Session`
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Stall:
     """Waiting for draft tokens, the target idle."""
 
@@ -262,7 +263,6 @@ class Session:
 
     def _next_epoch(self) -> list[Command]:
         """End the running epoch: choose how to go on, and tell the drafter what was committed."""
-        self._report()
         self._report_end()
         text, drafter = self.output.text, self.drafter
         choice = self._choose()
@@ -383,7 +383,6 @@ class Session:
 
     def _end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""
-        self._report()
         self._report_end()
         self._observe(Ended())
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
@@ -430,16 +429,21 @@ class Session:
                     epoch.answer(None)
                 case NeedSample() if (sample := self.target.answers.sample) is not None:
                     epoch.answer(sample.token)
-                case NeedDraftToken() as need if need.path:
-                    goes_on = not epoch.exhausted and self.target.answers.covers(need.path)
-                    epoch.answer(epoch.take() if goes_on else None)
-                case NeedDraftToken():
-                    if epoch.exhausted:
+                case NeedDraftToken() as need:
+                    if need.path and (epoch.exhausted or not self.target.answers.covers(need.path)):
+                        epoch.answer(None)
+                    elif not epoch.exhausted:
+                        self._end_stall()
+                        epoch.reveal()
+                    else:
                         commands += self._advance()  # what max_draft_tokens allows is due, not used up
-                    if not self._reveal():
-                        if not (epoch.outrun and self._bare):
-                            return commands
-                        commands += self._next_epoch()
+                        if self._must_wait:
+                            if not (epoch.outrun and self._bare):
+                                return commands
+                            commands += self._next_epoch()
+                        else:
+                            self._report()
+                            epoch.settle()
                 case Refused():
                     commands += self._emit_known() if self._given.method.samples else []
                     commands += [] if self._finished else self._next_epoch()
@@ -470,20 +474,12 @@ class Session:
         ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, band, drafted)
         epoch.begin(matching.walk(ground) if alone else self._given.method.walk(ground), draws)
 
-    def _reveal(self) -> bool:
-        """Give the walk the next draft token, or none, so that it settles. False: it has to wait for one."""
-        epoch = self.epoch
-        if not epoch.exhausted:
-            self._end_stall()
-            epoch.answer(epoch.take())
-            return True
+    @property
+    def _must_wait(self) -> bool:
+        """Whether the walk, which has seen all draft tokens that are there, has to wait for one; else it settles."""
         waits = self.drafter.due and not self._given.method.samples
         # With no row at the frontier there is nothing to settle with: a pass is needed first.
-        if waits and (self.target.answers.held is None or not self._hurried):
-            return False
-        self._report()
-        epoch.settle()
-        return True
+        return waits and (self.target.answers.held is None or not self._hurried)
 
     def _emit_known(self) -> list[Command]:
         """What the target has drawn beyond a refusal, along another branch of the tree: it is output in any case."""
@@ -585,19 +581,20 @@ class Session:
 
     # What the controller is told of drafts.
 
-    def _report(self) -> None:
+    def _report(self) -> Verdict:
         """Tell the controller how far the draft has held since the last time, if anything is new."""
         before, verdict = self._told, self.epoch.verdict(self.output.text)
         held, tokens = before.verdict, self.counts.tokens
         if verdict == held and tokens == before.tokens:
-            return
+            return verdict
         self._told = Told(verdict, tokens, self._undrafted)
         accepted, refused = verdict.accepted - held.accepted, verdict.refused and not held.refused
         settled = self._undrafted - before.undrafted
         self._observe(Judged(accepted, refused, tokens - before.tokens, settled))
+        return verdict
 
     def _report_end(self) -> None:
-        """Count the epoch, which is over; the next one begins without a verdict."""
-        verdict = self.epoch.verdict(self.output.text)
+        """Likewise; and count the epoch, which is over: the next one begins without a verdict."""
+        verdict = self._report()
         self.counts.round(len(self.epoch.draft_tokens), verdict.accepted, verdict.refused)
         self._told = Told(Verdict(), self.counts.tokens, self._undrafted)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Re
 from crossdraft.session.output import Output
 from crossdraft.session.rules import TargetState
 from crossdraft.speculation.choice import PassSeen
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import (
     FetchRow,
     HiddenStates,
@@ -37,7 +38,7 @@ NOTHING_GUESSED = Plan(TokenTree(), ())
 SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whole row; rows sum to one within 1e-4
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Flight:
     """A pass that was sent. Of a run, `paths` is the one that it is at."""
 
@@ -113,9 +114,11 @@ class Answers:
     @property
     def held(self) -> Held | None:
         """What is known at the frontier."""
-        if self._frontier[0] != len(self._ids):
-            self._frontier = len(self._ids), self._held.get(tuple(self._ids[self._base :]))
-        return self._frontier[1]
+        count, held = self._frontier
+        if count != len(self._ids):
+            held = self._held.get(tuple(self._ids[self._base :]))
+            self._frontier = len(self._ids), held
+        return held
 
     def after(self, path: Path) -> Held | None:
         """What is known after this path from the frontier on."""
@@ -165,12 +168,12 @@ class Answers:
     def log_probabilities(self, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """Of a token at the frontier, in nats, and of the likeliest ids there; None if they did not come with it."""
         found = self.held
-        match None if found is None else found.answer:
-            case Sample() as sample:
-                return sample.log_probability, sample.likely
-            case Row(log_probabilities=values) as row if values is not None:
-                return float(values[row.ids == token][0]), row.likely
-        return None, ()
+        answer = None if found is None else found.answer
+        if isinstance(answer, Sample):
+            return answer.log_probability, answer.likely
+        if answer is None or answer.log_probabilities is None:
+            return None, ()
+        return float(answer.log_probabilities[answer.ids == token][0]), answer.likely
 
     def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
@@ -520,8 +523,8 @@ class TargetSide:
             listed = tuple(listed[node] for node in wanted)
         number = 1 if lane.latest is None else lane.latest.sent.number + 1
         sent = Pass(number, tuple(ids[lane.told :]), plan.tree, listed, wanted, epoch.draws, run)
-        paths = tuple(plan.tree.paths())
-        answered = paths if wanted is None else tuple(paths[node] for node in wanted)
+        paths = plan.tree.paths()
+        answered = tuple(paths if wanted is None else [paths[node] for node in wanted])
         return lane.send(Flight(lane.number, sent, len(ids), answered, plan.own, half=run - run // 2), len(ids))
 
     def fetch_late(self, epoch: Epoch, first: int) -> list[Command]:
@@ -565,6 +568,8 @@ class TargetSide:
 
     def _length(self, tree: TokenTree) -> int:
         """Letters of the longest path."""
+        if tree.is_chain:
+            return len(self._given.pair.target.letters_of(tree.tokens))
         letters = self._given.pair.target.letters
         ends = [0]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):

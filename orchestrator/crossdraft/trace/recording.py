@@ -6,6 +6,7 @@ from typing import Protocol
 
 from crossdraft.session.events import Command, Event
 from crossdraft.text.letters import Letters, to_bytes
+from crossdraft.types import quick_dataclass
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import rejection
@@ -23,7 +24,7 @@ from crossdraft.verification.walk import (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Step:
     """One call of the session's state machine."""
 

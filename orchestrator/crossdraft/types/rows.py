@@ -1,7 +1,6 @@
 """Rows (truncated next-token distributions) and the draft tokens that were drawn from them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
@@ -9,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossdraft.text.letters import Ids as Ids
+from crossdraft.types import quick_dataclass
 
 Probabilities = NDArray[np.float64]
 MOST_SORTED = 1024  # ids of a row that are sorted for look-ups; a table over the vocabulary costs 50 to 200 us at first
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Row:
     """A truncated next-token distribution: some ids with their probabilities, and the mass of all others, the tail.
 
@@ -111,7 +111,7 @@ class Whose(Enum):
     TARGET = "target"
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class DraftToken:
     """One draft token, with the row that it was drawn from if the method needs it."""
 

@@ -23,13 +23,14 @@ import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
+from crossdraft.types import quick_dataclass
 from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class NeedDraftToken:
     """Requests the next draft token of the epoch.
 
@@ -41,7 +42,7 @@ class NeedDraftToken:
     path: Path = ()  # target ids, from the frontier on
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class NeedRow:
     """Requests the target's row at the end of a path from the frontier."""
 
@@ -52,14 +53,14 @@ class NeedRow:
     known: bool = False  # only if a pass of a tree has brought it
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class NeedSample:
     """Requests the target's own keyed draw at the frontier."""
 
     judging: bool = False
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class NeedPrefix:
     """Requests the probability that the text of the epoch's draft starts with each of these strings.
 
@@ -70,7 +71,7 @@ class NeedPrefix:
     tokens: int  # the text is that of the draft's first so many tokens
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Emit:
     """A token to commit."""
 
@@ -78,7 +79,7 @@ class Emit:
     kind: Kind
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Refused:
     """The draft is wrong from this letter on."""
 
@@ -91,7 +92,7 @@ Answer = DraftToken | Row | int | Probabilities | None
 Walk = Generator[WalkStep, Answer, None]
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Ground:
     """What a walk begins with: the two vocabularies, the random choices, and where its epoch begins."""
 

@@ -49,6 +49,7 @@ LEADING = 8  # ids of each row that may be much more probable than the others
 SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below it
 NO_VALUES: Probabilities = np.empty(0)
 LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
+NO_STATES = HiddenStates()
 FIRST_OF_SIDES = min(side.value for side in Side)
 Likely = tuple[tuple[int, float], ...]  # most probable ids and their log-probabilities
 ROLES = frozenset(role.value for role in ControlRole)
@@ -103,8 +104,11 @@ def encode_hidden(hidden: HiddenStates) -> pb.HiddenStates | None:
     return pb.HiddenStates(**vars(hidden)) if hidden.places else None
 
 
-def decode_hidden(message: pb.HiddenStates) -> HiddenStates:
-    """Raises BadMessage unless states are of one size, at places that ascend."""
+def decode_hidden(of: target_pb.PassDone | drafter_pb.Draft) -> HiddenStates:
+    """Those of a message; raises BadMessage unless states are of one size, at places that ascend."""
+    if not of.HasField("hidden"):
+        return NO_STATES
+    message = of.hidden
     places, size = tuple(message.places), len(message.states)
     check_max(len(places), MAX_STATES, "hidden.places")
     if list(places) != sorted(set(places)) or size % (2 * len(places) or size or 1) or bool(places) != bool(size):

@@ -285,8 +285,8 @@ class Outbox(Generic[Waiting]):
         self._news.set()
 
     def drop(self, session: int) -> list[Waiting]:
-        dropped = self._waiting.pop(session, [])
-        self._count_out(dropped)
+        if dropped := self._waiting.pop(session, []):
+            self._count_out(dropped)
         return [message for message, _ in dropped]
 
     def over(self, limits: int) -> bool:
@@ -328,6 +328,10 @@ class Outbox(Generic[Waiting]):
     def _taken(self) -> list[tuple[int, Waiting]]:
         taken: list[tuple[int, Waiting]] = []
         room = self._shared // 4  # weights are lower bounds: rows have up to three times theirs
+        if self._count <= MOST_MESSAGES and self._weight < room:  # nearly always
+            taken = [(session, message) for session, waiting in self._waiting.items() for message, _ in waiting]
+            self._waiting, self._count, self._weight = {}, 0, 0
+            self._room.set()
         while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
             session = next(iter(self._waiting))
             messages = self._waiting.pop(session)

@@ -155,16 +155,16 @@ def _read_prompt_request(message: target_pb.ScorePrompt, share: object, size: in
 
 def _write_done(reply: PassDone, written: Written) -> target_pb.PassDone:
     """Raises ValueError unless its answers are all rows or all samples."""
-    rows = [node for node in reply.nodes if isinstance(node, Row)]
-    samples = [node for node in reply.nodes if isinstance(node, Sample)]
-    if bool(rows) == bool(samples):
-        raise ValueError(f"a pass needs rows or samples as its answers, not {len(rows)} and {len(samples)}")
-    written.rows += rows
-    written.samples += samples
+    kinds, count = {*map(type, reply.nodes)}, len(reply.nodes)
+    if kinds not in ({Row}, {Sample}):
+        rows = sum(isinstance(node, Row) for node in reply.nodes)
+        raise ValueError(f"a pass needs rows or samples as its answers, not {rows} and {count - rows}")
+    of_rows = kinds == {Row}
+    (written.rows if of_rows else written.samples).extend(reply.nodes)  # type: ignore[arg-type]  # by their kind
     return target_pb.PassDone(
         number=reply.number,
-        rows=len(rows),
-        samples=len(samples),
+        rows=count if of_rows else 0,
+        samples=0 if of_rows else count,
         microseconds=codec.encode_seconds(reply.seconds),
         queued_microseconds=codec.encode_seconds(reply.queued),
         more=reply.more,
@@ -186,7 +186,7 @@ def _read_done(message: target_pb.PassDone, nodes: Sequence[Row | Sample], size:
         raise BadMessage("done needs rows or samples, one answer at least")
     seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
     forwards, shared = max(1, message.forwards), max(1, message.shared)
-    more, fed, first, hidden = message.more, message.fed, message.first, codec.decode_hidden(message.hidden)
+    more, fed, first, hidden = message.more, message.fed, message.first, codec.decode_hidden(message)
     return PassDone(message.number, tuple(nodes), seconds, queued, more, forwards, shared, fed, first, hidden)
 
 
@@ -266,7 +266,7 @@ def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> D
     if not 0 <= message.least_likely <= 1:  # false for NaN as well
         raise BadMessage(f"least_likely must be between 0 and 1, got {message.least_likely}")
     letters, depth, nodes = codec.decode_letters(message.letters, "letters"), message.branch_depth, message.tree_nodes
-    hidden = codec.decode_hidden(message.hidden)
+    hidden = codec.decode_hidden(message)
     shape = chunk, depth, width, message.adopt, message.first, nodes, message.least_likely, hidden
     return Draft(message.epoch, message.offset, letters, message.count, *shape)
 
