@@ -9,8 +9,7 @@ from itertools import count
 from typing import NamedTuple
 
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.drafter_side import DrafterSide
-from crossdraft.session.drafts import of_branch
+from crossdraft.session.drafter_side import DrafterSide, of_branch
 from crossdraft.session.epoch import Epoch, Verdict
 from crossdraft.session.events import (
     Cancelled,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.drafts import Branches
+from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Reply, Send, SetTimer, Timer
 from crossdraft.session.output import Output

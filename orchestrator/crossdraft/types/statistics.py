@@ -41,7 +41,7 @@ class LaneFigures:
     bytes_sent: int  # serialized messages
     bytes_received: int
     trips: Trips
-    lost: str = ""  # how the service failed: `rpc.errors.name_of`, or `client.measurements.BLAMED`
+    lost: str = ""  # how the service failed: `rpc.errors.name_of`, or `client.driver.BLAMED`
     model_seconds: float = 0.0  # in the model, for all replies
     codec_seconds: float = 0.0  # serializing and parsing messages, in this process
     open_seconds: float = 0.0
