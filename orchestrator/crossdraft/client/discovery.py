@@ -202,9 +202,8 @@ class Discovery:
     async def gather(self, needs_drafter: bool = False) -> Models:
         """Return when a target is known, and every other service was asked once or has had its time.
 
-        Raises:
-            ServiceError: no target is there, or no drafter and one is needed.
-            RequestError: the targets serve models that differ, or the drafter that is needed does not fit them.
+        Raises ServiceError: no target is there, or no drafter and one is needed; RequestError: the targets serve models
+        that differ, or the drafter that is needed does not fit them.
         """
         loop = asyncio.get_running_loop()
         seconds = self._patience.describe_seconds

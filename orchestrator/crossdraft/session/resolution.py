@@ -61,8 +61,7 @@ def _check_ids(request: GenerationRequest, models: Models) -> None:
 def sampling_of(request: GenerationRequest, models: Models) -> SamplingOptions:
     """The options with the ids that only the tokenizer knows. Takes as long as there are many: call it in a thread.
 
-    Raises:
-        RequestError: no id is left that may be drawn, or one is not the target's; or the grammar cannot be compiled.
+    Raises RequestError: no id is left that may be drawn, or one is not the target's; or the grammar cannot be compiled.
     """
     _check_ids(request, models)
     tokenization, options = models.tokenization, models.target.defaults.fill(request.options)

@@ -99,8 +99,7 @@ class Session:
     def start(self, now: float) -> list[Command]:
         """Begin at `now`, in seconds of a clock that never goes back. An output that had ended before ends at once.
 
-        Raises:
-            IllegalEventError: it has begun already.
+        Raises IllegalEventError: it has begun already.
         """
         if self.state is not State.NEW:
             raise IllegalEventError("the session has begun already")
@@ -116,8 +115,7 @@ class Session:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event, which happened at `now`; returns what is to be done, in order.
 
-        Raises:
-            IllegalEventError: the rules do not allow it; nothing has changed.
+        Raises IllegalEventError: the rules do not allow it; nothing has changed.
         """
         if not admits(event, self.state, self._lane_of(event)):
             return []

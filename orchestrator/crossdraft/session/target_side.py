@@ -261,8 +261,7 @@ class TargetLane:
     def expects(self, reply: PassDone | RowFetched | PromptScored) -> bool:
         """Whether it answers what was asked.
 
-        Raises:
-            IllegalEventError: it is the row that was asked for, and contradicts the head sent before.
+        Raises IllegalEventError: it is the row that was asked for, and contradicts the head sent before.
         """
         match reply:
             case PassDone():

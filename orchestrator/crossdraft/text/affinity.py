@@ -150,8 +150,7 @@ class Affinity:
     def of(pair: Pair, matrix: Matrix, target_json: str, drafter_json: str, made: str = "") -> "Affinity":
         """The affinity of a pair, whose tokenizer.json texts are given.
 
-        Raises:
-            ValueError: the matrix is not a row-stochastic map of this pair.
+        Raises ValueError: the matrix is not a row-stochastic map of this pair.
         """
         vocabulary = pair.target
         ranks = {token: rank for token in range(vocabulary.size) if (rank := vocabulary.rank(token))}

@@ -79,8 +79,7 @@ class GrammarKind(StrEnum):
 class Grammar:
     """What an output must be; a stop string or `max_tokens` may still cut it.
 
-    Raises:
-        ValueError: it is too long, or no text.
+    Raises ValueError: it is too long, or no text.
     """
 
     kind: GrammarKind | str
@@ -215,11 +214,7 @@ class GrammarCompiler:
         return LLTokenizer(TokenizerWrapper(_Tokens(every)))
 
     def matcher(self, grammar: Grammar, ends: Collection[int] = ()) -> "GrammarMatcher":
-        """Follows one output, which further columns may end, too.
-
-        Raises:
-            GrammarError: it cannot be compiled.
-        """
+        """Follows one output, which further columns may end, too. Raises GrammarError: it cannot be compiled."""
         with self._lock:  # who asks for it meanwhile waits for the same
             compiling = self._compiled.pop(grammar, None)
             compiling = compiling or _compiling().submit(_compile, self._tokenizer, grammar)
@@ -361,10 +356,8 @@ class GrammarMatcher:
         """Which columns may follow an output `text` with each of some paths after it.
 
         Where no column may, as after a path that does not fit the grammar itself, all but those that end outputs may:
-        nothing that the target has drawn leads there.
-
-        Raises:
-            GrammarError: no column may follow the text itself, and one `must`; or a limit of the library is exceeded.
+        nothing that the target has drawn leads there. Raises GrammarError: no column may follow the text itself, and
+        one `must`; or a limit of the library is exceeded.
         """
         with self._lock:
             began, found = thread_time(), {}
@@ -381,8 +374,7 @@ class GrammarMatcher:
     def fitting(self, text: Letters, following: Letters) -> Letters:
         """As much of what is to follow a text as fits the grammar, then letters that it leaves no choice about.
 
-        Raises:
-            GrammarError: a limit of the library is exceeded.
+        Raises GrammarError: a limit of the library is exceeded.
         """
         with self._lock:
             began, fitting = thread_time(), NOTHING

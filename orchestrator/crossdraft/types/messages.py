@@ -38,10 +38,7 @@ class SamplingOptions(Sampling):
     """How logits become a row; options are applied in vLLM's order (`engine.distributions`).
 
     What a request leaves out of MODEL_SETTINGS are the model's own settings; given numbers count, also if they are
-    those below.
-
-    Raises:
-        ValueError: an option is out of its range; the message says which, and the range.
+    those below. Raises ValueError: an option is out of its range; the message says which, and the range.
     """
 
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
@@ -77,8 +74,7 @@ class SamplingOptions(Sampling):
 class SamplingDefaults:
     """A model's own settings, for requests that leave them out; None: it has none.
 
-    Raises:
-        ValueError: one of them is no number, or out of its range.
+    Raises ValueError: one of them is no number, or out of its range.
     """
 
     temperature: float | None = None

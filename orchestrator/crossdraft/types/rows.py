@@ -71,11 +71,7 @@ class Row:
         return bool(self.places(np.asarray(ids, dtype=np.int64)).min() >= 0)
 
     def probability(self, token: int) -> float:
-        """Probability of an id.
-
-        Raises:
-            KeyError: the id may be in the tail, so its probability is not known.
-        """
+        """Probability of an id. Raises KeyError: the id may be in the tail, so its probability is not known."""
         place = int((self.ids == token).argmax()) if len(self.ids) else 0
         if place < len(self.ids) and self.ids[place] == token:
             return float(self.probabilities[place])
@@ -86,8 +82,7 @@ class Row:
     def aligned(self, other: "Row") -> Probabilities:
         """The other row's probabilities at this row's ids, shape (n,); 0 where it does not list them.
 
-        Raises:
-            KeyError: the other row lists an id that may be in this one's tail.
+        Raises KeyError: the other row lists an id that may be in this one's tail.
         """
         places = self.places(other.ids)
         found = np.zeros(len(self.ids) + 1)

@@ -23,8 +23,7 @@ def tree_width(nodes: int, depth: int) -> int:
 class TokenTree:
     """Nodes, parents before children. The root is no node: it is the end of the committed tokens.
 
-    Raises:
-        ValueError: lengths differ, or a parent does not come before its child.
+    Raises ValueError: lengths differ, or a parent does not come before its child.
     """
 
     tokens: tuple[int, ...] = ()  # token id of each node, in the vocabulary of the model that evaluates it

@@ -271,10 +271,7 @@ def _begun(pair: Pair, draft_token: DraftToken, weights: Probabilities | None = 
 class Identity:
     """The event that the target's token is the draft token: target row p against the draft token's row q.
 
-    Ids with the same letters count as one token on both sides.
-
-    Raises:
-        ValueError: the draft token has no row.
+    Ids with the same letters count as one token on both sides. Raises ValueError: the draft token has no row.
     """
 
     def __init__(self, pair: Pair, row: Row, draft_token: DraftToken) -> None:
@@ -303,9 +300,7 @@ class Identity:
         """(p - q)+ at each id of the target's row, and (q - p)+ at each id of the draft token's row.
 
         Ids that count as one token share what is left of it in proportion; tokens of one side only keep their mass.
-
-        Raises:
-            KeyError: the target's row does not list an id that the draft token's row can stand for.
+        Raises KeyError: the target's row does not list an id that the draft token's row can stand for.
         """
         p, q = self._row.probabilities, self._draft_row.probabilities
         tokens, of_p = self._tokens()

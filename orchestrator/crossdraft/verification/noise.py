@@ -47,8 +47,7 @@ class KeyedNoise:
     def __init__(self, letters: Sequence[Letters], ranks: Sequence[int]) -> None:
         """`letters[i]` and `ranks[i]` are those of id i; the rank tells ids with the same letters apart.
 
-        Raises:
-            ValueError: the two differ in length.
+        Raises ValueError: the two differ in length.
         """
         if len(letters) != len(ranks):
             raise ValueError(f"{len(letters)} strings of letters but {len(ranks)} ranks")

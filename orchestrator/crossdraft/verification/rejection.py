@@ -143,10 +143,8 @@ def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[WalkStep,
 def in_target_ids(pair: Pair, draft_token: DraftToken) -> tuple[int | None, Row]:
     """A draft token and q in target ids; drafter ids of the same letters are summed up.
 
-    The mass outside T is the row's tail; a draft token outside T is None.
-
-    Raises:
-        ValueError: the draft token has no row.
+    The mass outside T is the row's tail; a draft token outside T is None. Raises ValueError: the draft token has no
+    row.
     """
     row = row_of(draft_token)
     if draft_token.whose is Whose.TARGET:

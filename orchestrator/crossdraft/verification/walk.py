@@ -216,11 +216,7 @@ def draft_token_letters(pair: Pair, draft_token: DraftToken) -> Letters:
 
 
 def row_of(draft_token: DraftToken) -> Row:
-    """The row that a draft token was drawn from.
-
-    Raises:
-        ValueError: it came without one, though the method needs it.
-    """
+    """The row that a draft token was drawn from. Raises ValueError: it came without one, though the method needs it."""
     if draft_token.row is None:
         raise ValueError("this method needs the row that each draft token was drawn from")
     return draft_token.row
@@ -263,9 +259,7 @@ def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[
     """Draw from (p - q)+, or from p without q; their masses need not be one.
 
     If p has a tail, which q does not reach, "in the tail" is one more event; if it happens, the whole row is fetched.
-
-    Raises:
-        KeyError: q lists an id that the row does not list, though it was asked to.
+    Raises KeyError: q lists an id that the row does not list, though it was asked to.
     """
     weights = residual(row, drafted)
     if not weights.any():
@@ -277,8 +271,7 @@ def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[
 def residual(row: Row, drafted: Row | None) -> Probabilities:
     """(p - q)+, or p without q, of each id that the row of p lists and of all others together, shape (n + 1,).
 
-    Raises:
-        KeyError: q lists an id that the row does not list, though it was asked to.
+    Raises KeyError: q lists an id that the row does not list, though it was asked to.
     """
     weights = row.probabilities if drafted is None else np.maximum(row.probabilities - row.aligned(drafted), 0.0)
     return np.append(weights, row.tail)

@@ -237,11 +237,9 @@ class Drafter(Protocol):
 class Conversation:
     """One session's requests and replies: a `SessionHandler` of `rpc.handlers`.
 
-    No reply of an epoch leaves after the request that begins the next one was taken.
-
-    Raises:
-        ProtocolBroken: (by `receive`) an epoch is over or has not begun, the output has fewer letters than it is to be
-            rewound to, or there is no such branch, or no such draft to be scored.
+    No reply of an epoch leaves after the request that begins the next one was taken. Raises ProtocolBroken: (by
+    `receive`) an epoch is over or has not begun, the output has fewer letters than it is to be rewound to, or there is
+    no such branch, or no such draft to be scored.
     """
 
     def __init__(self, drafter: Drafter, replies: Replies[Reply]) -> None:

@@ -270,9 +270,7 @@ class NgramService:
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
         """A new session.
 
-        Raises:
-            ProtocolBroken: it is to draw a target's tokens.
-            BadRequest: its grammar cannot be compiled.
+        Raises ProtocolBroken: it is to draw a target's tokens; BadRequest: its grammar cannot be compiled.
         """
         if request.redistribute:
             raise ProtocolBroken(

@@ -345,8 +345,7 @@ class ServiceClient(Generic[OpenRequest]):
     async def describe(self) -> Description:
         """What the service says of its model now.
 
-        Raises:
-            ServiceError: it did not say so within `patience.describe_seconds`.
+        Raises ServiceError: it did not say so within `patience.describe_seconds`.
         """
         method = self.channel.unary_unary(f"/{self.role.service}/Describe", bytes, bytes)
         try:

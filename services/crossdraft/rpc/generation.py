@@ -94,8 +94,7 @@ DEFAULTS = {one.name: one.default for one in fields(GenerationRequest)}
 def encode_request(asked: Generate) -> pb.GenerateRequest:
     """One request. Fields that have the default of both sides, or are left out, are unset.
 
-    Raises:
-        ValueError: a value does not fit its field; the text says which.
+    Raises ValueError: a value does not fit its field; the text says which.
     """
     request = asked.request
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) != DEFAULTS[name]}

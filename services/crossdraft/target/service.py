@@ -87,9 +87,7 @@ class TargetService:
     async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
         """A new session. What many ids are made into is made in a thread, as grammars are: others do not wait.
 
-        Raises:
-            ContextTooLong: the prompt alone does not fit.
-            BadRequest: the grammar cannot be compiled.
+        Raises ContextTooLong: the prompt alone does not fit; BadRequest: the grammar cannot be compiled.
         """
         running, options = self.running, request.options
         ids = len(options.allowed_token_ids) + len(options.logit_bias) + SMALL_OPTIONS * len(options.bad_word_ids)
@@ -155,8 +153,7 @@ def joined(before: Reply, after: Reply) -> PassDone | None:
 class TargetSession:
     """One output of the target: what is committed, and the answers to passes over trees that begin after it.
 
-    Raises:
-        ContextTooLong: the prompt alone does not fit.
+    Raises ContextTooLong: the prompt alone does not fit.
     """
 
     def __init__(
@@ -476,8 +473,7 @@ def followed(request: Pass, nodes: Sequence[Row | Sample]) -> tuple[int, ...]:
 async def target_server(options: ServeTarget, beside: MakeBeside = lambda _, __: None) -> TargetServer:
     """Loads the model; the server does not listen yet.
 
-    Raises:
-        ValueError: the model cannot be run with these options.
+    Raises ValueError: the model cannot be run with these options.
     """
     running = await asyncio.to_thread(options.run, options.model, Side.TARGET, beside)
     if own := running.description.defaults.given:
