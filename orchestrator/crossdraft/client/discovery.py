@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 OTHERS_SECONDS = 3.0  # from the beginning, for services that are not needed to begin
 FIRST_PAUSE = 0.25  # seconds between two attempts to reach a service; it doubles
-LONGEST_PAUSE = 4.0
+MAX_PAUSE = 4.0
 WATCHED_EVERY = 0.25  # seconds between two looks at the connection to a known service
 
 
@@ -100,7 +100,7 @@ class Probe:
                 pause = FIRST_PAUSE
                 while not await self._asked():
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                    pause = min(2 * pause, MAX_PAUSE)
                 self._tried()
                 await self._watch(client)
                 # Until its description is known nothing that was made for another may be sent there.

@@ -224,7 +224,7 @@ class Branches:
 
 
 ROUNDING = 1e-6  # that a probability which is a sum of float32 products may exceed one by
-LONGEST_BACKOFF = 8.0  # seconds
+MAX_BACKOFF = 8.0  # seconds
 
 
 class DrafterSide:
@@ -282,7 +282,7 @@ class DrafterSide:
         if self._given.open_drafter is None:
             return []
         self.lane = next(self._lanes)
-        pause = 0.0 if not self._failures else min(LONGEST_BACKOFF, 0.125 * 2.0 ** min(self._failures, 10))
+        pause = 0.0 if not self._failures else min(MAX_BACKOFF, 0.125 * 2.0 ** min(self._failures, 10))
         return [Open(self.lane, self._given.open_drafter, pause)]
 
     def opened(self) -> None:

@@ -53,7 +53,7 @@ NOT_YET = replace(PLAIN, reason="the drafter has not opened yet")
 NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
 LATE = "no draft token came in time"
-MOST_DECISIONS = 10_000  # that are kept for an explanation
+MAX_DECISIONS = 10_000  # that are kept for an explanation
 
 
 class Told(NamedTuple):
@@ -325,7 +325,7 @@ class Session:
             return
         self._began = self._now if self._began is None else self._began
         latest = self.decisions[-1] if self.decisions else None
-        if latest is not None and (latest.choice == choice or len(self.decisions) == MOST_DECISIONS):
+        if latest is not None and (latest.choice == choice or len(self.decisions) == MAX_DECISIONS):
             self.decisions[-1] = replace(latest, epochs=latest.epochs + 1)
         else:
             self.decisions.append(Decision(self._now - self._began, 1, choice))

@@ -32,8 +32,8 @@ from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
 from crossdraft.verification.walk import NeedRow, NeedSample, WalkStep
 
-LONGEST_BACKOFF = 1.0  # seconds
-MOST_STATES = 64  # hidden states that a drafter is told at once: the newest
+MAX_BACKOFF = 1.0  # seconds
+MAX_STATES = 64  # hidden states that a drafter is told at once: the newest
 NOTHING_GUESSED = Plan(TokenTree(), ())
 SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whole row; rows sum to one within 1e-4
 
@@ -358,14 +358,14 @@ class TargetSide:
         self._timer = 0  # number of the latest
         # Hidden states that passes have brought since the drafter was told some: tokens of output before each pass, the
         # path from there, the state after it.
-        self._hidden: deque[tuple[int, Path, bytes]] = deque(maxlen=MOST_STATES)
+        self._hidden: deque[tuple[int, Path, bytes]] = deque(maxlen=MAX_STATES)
 
     # Lanes: opening, losing, replacing.
 
     def open(self) -> list[Command]:
         """Open as many lanes as are missing; the first lost one is replaced at once."""
         given, failures = self._given, min(self._failing[0], 10)
-        pause = 0.0 if failures <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**failures)
+        pause = 0.0 if failures <= 1 else min(MAX_BACKOFF, 0.025 * 2.0**failures)
         commands: list[Command] = []
         while len(self.lanes) < self._wanted:
             lane = TargetLane(next(self._numbers), given.open_target.prompt, self.answers)

@@ -224,7 +224,7 @@ def _vector(found: NDArray[Any], name: str, kind: type[Any]) -> NDArray[Any]:
     return found
 
 
-MOST = 1 << 22  # max different pairs that are kept: of 128k × 128k pairs a corpus has few, and of those few matter
+MAX_PAIRS = 1 << 22  # max different pairs that are kept: of 128k × 128k pairs a corpus has few, and of those few matter
 
 
 class Windows:
@@ -235,7 +235,7 @@ class Windows:
     Ω_ij = E[x_i x_j] − E[x_i] E[x_j] over all windows.
     """
 
-    def __init__(self, target: Tokenization, length: int, most: int = MOST) -> None:
+    def __init__(self, target: Tokenization, length: int, most: int = MAX_PAIRS) -> None:
         """`length`: tokens of a window, at least 2; `most`: different pairs that are kept."""
         self._target = target
         self._length = length
@@ -363,7 +363,7 @@ BUFFERED = 1 << 22  # pairs that wait to be merged
 class PairCounts:
     """Counts of pairs of ids in bounded memory: of too many different pairs the rarest are dropped."""
 
-    def __init__(self, width: int, most: int = MOST, buffered: int = BUFFERED) -> None:
+    def __init__(self, width: int, most: int = MAX_PAIRS, buffered: int = BUFFERED) -> None:
         """`width`: above every right id; `most`: different pairs that are kept."""
         self._width = width
         self._most = most

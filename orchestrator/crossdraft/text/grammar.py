@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, to_bytes
 
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
-LONGEST = 2**16  # characters of a grammar
+MAX_LENGTH = 2**16  # characters of a grammar
 COSTLY = ("multipleOf", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
 COMPILING = 2  # threads
 TRIAL_SECONDS = 2  # of processor time that compiling may take
@@ -89,8 +89,8 @@ class Grammar:
         if self.kind not in [*GrammarKind]:
             raise ValueError(f"the kind of a grammar must be one of {', '.join(GrammarKind)}, got {self.kind!r}")
         object.__setattr__(self, "kind", GrammarKind(self.kind))
-        if not (isinstance(self.text, str) and 0 < len(self.text) <= LONGEST):
-            raise ValueError(f"a grammar, schemas of tools included, must be a text of 1 to {LONGEST} characters")
+        if not (isinstance(self.text, str) and 0 < len(self.text) <= MAX_LENGTH):
+            raise ValueError(f"a grammar, schemas of tools included, must be a text of 1 to {MAX_LENGTH} characters")
         try:
             self.text.encode()
         except UnicodeEncodeError as error:

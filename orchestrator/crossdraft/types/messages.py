@@ -19,8 +19,8 @@ from crossdraft.types import quick_dataclass
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
 
-MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
-MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
+MAX_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
+MAX_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
 # Of SamplingOptions: for what a request leaves out, a model may have settings of its own.
 MODEL_SETTINGS = tuple(one.name for one in fields(Sampling) if isinstance(one.default, LeftOut))
 
@@ -247,7 +247,7 @@ class ScorePrompt:
 
 @quick_dataclass(frozen=True, eq=False)
 class PromptScored:
-    """One of the replies to `ScorePrompt`: the next tokens, at most MOST_SCORED."""
+    """One of the replies to `ScorePrompt`: the next tokens, at most MAX_SCORED."""
 
     first: int  # index of the first of them
     tokens: tuple[Sample, ...]
@@ -260,7 +260,7 @@ class RunTo:
     """Changes how many tokens a run still under way will have in all. There is no reply."""
 
     number: int  # of the pass
-    tokens: int  # at most MOST_RUN more than before; 0: end with the token that is being drawn
+    tokens: int  # at most MAX_RUN more than before; 0: end with the token that is being drawn
 
 
 @quick_dataclass(frozen=True)

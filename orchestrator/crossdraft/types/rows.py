@@ -11,7 +11,7 @@ from crossdraft.text.letters import Ids as Ids
 from crossdraft.types import quick_dataclass
 
 Probabilities = NDArray[np.float64]
-MOST_SORTED = 1024  # ids of a row that are sorted for look-ups; a table over the vocabulary costs 50 to 200 us at first
+MAX_SORTED = 1024  # ids of a row that are sorted for look-ups; a table over the vocabulary costs 50 to 200 us at first
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
 
@@ -55,7 +55,7 @@ class Row:
         """Index of each of `ids` in `self.ids`, same shape; -1 where it is not listed."""
         if not len(self.ids):
             return np.full(ids.shape, -1, dtype=np.int64)
-        if len(self.ids) <= MOST_SORTED:
+        if len(self.ids) <= MAX_SORTED:
             order, ordered = self._order
             guessed = order[np.minimum(ordered.searchsorted(ids), len(ordered) - 1)]
         else:  # unset entries of the table are garbage: clamp them to the range, then compare ids

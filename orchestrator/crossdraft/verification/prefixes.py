@@ -59,7 +59,7 @@ from crossdraft.verification.walk import (
 
 FIRST_BLOCK = 8  # candidates for a residual whose ψ is requested at once
 BLOCK_GROWTH = 4
-LARGEST_QUESTION = 1024  # strings of a request, whose size and duration must not decide whether it succeeds
+MAX_ASKED = 1024  # strings of a request, whose size and duration must not decide whether it succeeds
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -108,8 +108,8 @@ class PieceDistribution:
         missing = strings.difference(self._known)
         self._known.update(dict.fromkeys((string for string in missing if len(string) > self._reach), 0.0))
         asked = tuple(sorted(missing.difference(self._known)))
-        for start in range(0, len(asked), LARGEST_QUESTION):
-            some = asked[start : start + LARGEST_QUESTION]
+        for start in range(0, len(asked), MAX_ASKED):
+            some = asked[start : start + MAX_ASKED]
             found = yield from prefix_probabilities(some, self._drafted)
             self._known.update(zip(some, found.tolist(), strict=True))
 

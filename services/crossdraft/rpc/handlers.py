@@ -50,10 +50,10 @@ Answer_contra = TypeVar("Answer_contra", contravariant=True)
 Context = grpc.aio.ServicerContext[bytes, bytes] | MemoryContext
 log = logging.getLogger(__name__)
 CLOSED = "closed"  # how a session ends in order
-MOST_UNREAD_REPLIES = 256  # replies of a session that wait for its client: one that has more does not read them
+MAX_UNREAD_REPLIES = 256  # replies of a session that wait for its client: one that has more does not read them
 UNREAD_LIMITS = 4  # message limits of a link's replies that wait: whoever reads as it asks has hardly one
-MOST_LINKS = 64  # of one peer, or as many as it may have sessions: each process has one for every model and drafter
-MOST_EARLY = 16  # requests of a session that is still being opened
+MAX_LINKS = 64  # of one peer, or as many as it may have sessions: each process has one for every model and drafter
+MAX_EARLY = 16  # requests of a session that is still being opened
 SILENCE_PRECISION = 0.1  # of the silence that is allowed: how exactly it is kept
 OK = 0  # gRPC's status code
 
@@ -225,7 +225,7 @@ class Handlers(Generic[Opening, Ask, Answer]):
         self.service = service
         self.limit = limit
         self.idle_seconds = limits.idle_seconds
-        self._most_links = max(MOST_LINKS, limits.max_sessions_per_peer or limits.max_sessions)
+        self._most_links = max(MAX_LINKS, limits.max_sessions_per_peer or limits.max_sessions)
         self.codec = role.server(service.description.vocabulary_size)
         self.inbox = Inbox(self.codec, limit)
         self.draining = False
@@ -436,7 +436,7 @@ class Replies(Generic[Answer]):
         self.tally.received(size)
         if self._session is not None:
             self._session.receive(request)
-        elif len(self._early) < MOST_EARLY:
+        elif len(self._early) < MAX_EARLY:
             self._early.append(request)
         else:
             raise ProtocolBroken("too many requests before the session is open")
@@ -447,7 +447,7 @@ class Replies(Generic[Answer]):
             return
         outbox = self._link.outbox
         unread = outbox.put(self._number, reply, within, join)
-        if unread > MOST_UNREAD_REPLIES or outbox.over(UNREAD_LIMITS):
+        if unread > MAX_UNREAD_REPLIES or outbox.over(UNREAD_LIMITS):
             outbox.drop(self._number)
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 

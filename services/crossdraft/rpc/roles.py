@@ -17,9 +17,9 @@ from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.frames import OPEN, Direction, EndSession, Kind, RoleCodec, SessionEnded, Shares, Written
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
+    MAX_RUN,
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
-    MOST_RUN,
     Advance,
     Branch,
     Draft,
@@ -119,7 +119,7 @@ def _read_pass(message: target_pb.Pass, listed: Sequence[Ids], size: int | None)
     answered = 1 + len(tree) if wanted is None else len(wanted)
     if len(listed) not in (0, answered):
         raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
-    check_max(message.run, MOST_RUN, "run")
+    check_max(message.run, MAX_RUN, "run")
     if message.run > 1 and (message.tree.tokens or not message.draws):
         raise BadMessage("a run of several tokens needs draws, and has no tree")
     committed = codec.decode_id_tuple(message.committed, "committed", size)

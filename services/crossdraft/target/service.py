@@ -34,8 +34,8 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
 from crossdraft.types.messages import (
-    MOST_RUN,
-    MOST_SCORED,
+    MAX_RUN,
+    MAX_SCORED,
     Description,
     FetchRow,
     HiddenStates,
@@ -57,7 +57,7 @@ Reply = PassDone | RowFetched | PromptScored
 TargetServer = Server[OpenTarget, Request, Reply]
 # After a reply of a run, tokens wait so long for each other: a message costs more than a token.
 BATCHED_SECONDS = 0.008
-MOST_WAITING_REQUESTS = 64  # requests of a session
+MAX_WAITING_REQUESTS = 64  # requests of a session
 COMPILE_SECONDS = 30.0  # for a grammar, and those that were sent before
 LEAVES_NONE = "the request's limits (grammar, allowed_token_ids, bad_words, min_tokens) leave no id to draw"
 SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
@@ -200,8 +200,8 @@ class TargetSession:
         if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
             self._change_run(request)
             return
-        if len(self._waiting) == MOST_WAITING_REQUESTS:
-            raise ProtocolBroken(f"{MOST_WAITING_REQUESTS} requests of this session wait already")
+        if len(self._waiting) == MAX_WAITING_REQUESTS:
+            raise ProtocolBroken(f"{MAX_WAITING_REQUESTS} requests of this session wait already")
         self._waiting.append(request)
         if self._run is not None:
             self._run.over = True
@@ -265,10 +265,9 @@ class TargetSession:
         run = self._run
         if run is None or request.number != self._number:
             return
-        if request.tokens > run.tokens + MOST_RUN:
+        if request.tokens > run.tokens + MAX_RUN:
             raise ProtocolBroken(
-                f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MOST_RUN} more are "
-                "possible at once"
+                f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MAX_RUN} more are possible at once"
             )
         self._check_room(len(self._context) + request.tokens - 1, f"the text with a run of {request.tokens}")
         run.tokens = request.tokens
@@ -406,7 +405,7 @@ class TargetSession:
                 f"the prompt has {len(prompt)} tokens; those from 1 on can be scored, not from {first}"
             )
         while first < len(prompt):
-            tokens = prompt[first : first + MOST_SCORED]
+            tokens = prompt[first : first + MAX_SCORED]
             tree = TokenTree(tokens[:-1], tuple(range(-1, len(tokens) - 2)))
             answer: ForwardResult = yield ForwardRequest(self, prompt[:first], tree)
             found = yield ScoreRequest(answer.logits, tokens, request.likely)
