@@ -242,10 +242,7 @@ TokenSink = Callable[[Sequence[Emitted] | PromptScored], None]
 class Driver:
     """Runs one session from its first command to its last.
 
-    Args:
-        session: not begun.
-        services: where it may open lanes.
-        recorders: are told every step.
+    `session`: not begun. `services`: where it may open lanes. `recorders`: are told every step.
     """
 
     def __init__(self, session: Session, services: Services, recorders: Sequence[Recorder] = ()) -> None:

@@ -88,9 +88,7 @@ class Assignment:
     def fault_of(self, drafted: Drafted, offset: int, asked: int) -> str:
         """What is wrong with draft tokens; empty if nothing is.
 
-        Args:
-            offset: letters of output where the first of them begins.
-            asked: draft tokens that are still due.
+        `offset`: letters of output where the first of them begins. `asked`: draft tokens that are still due.
         """
         if len(drafted.draft_tokens) > asked:
             return f"it sent {len(drafted.draft_tokens)} draft tokens, asked for {asked}"

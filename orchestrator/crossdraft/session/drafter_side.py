@@ -97,10 +97,7 @@ class Drafts:
 
         A reply without content is a fault: it would postpone the drafter's deadline.
 
-        Args:
-            drafted: the reply.
-            depth: ids that each branch may have at most.
-            most: branches of the epoch at most.
+        `drafted`: the reply. `depth`: ids that each branch may have at most. `most`: branches of the epoch at most.
         """
         if not (drafted.draft_tokens or drafted.branches or drafted.reason):
             return "it sent a reply without anything in it"
@@ -143,9 +140,7 @@ class Branches:
     def fault_of(self, branches: tuple[Branch, ...], depth: int, most: int) -> str:
         """What is wrong with new branches; empty if nothing is.
 
-        Args:
-            depth: ids that each may have at most.
-            most: branches of the epoch at most.
+        `depth`: ids that each may have at most. `most`: branches of the epoch at most.
         """
         if self._received + len(branches) > most:
             return f"it sent {self._received + len(branches)} branches in an epoch, asked for at most {most}"

@@ -27,11 +27,8 @@ class Verdict(NamedTuple):
 class Epoch:
     """A draft that begins at letter `start` of the output.
 
-    Args:
-        number: counts the session's epochs from 1.
-        start: letters of output before the draft.
-        frontier: letters of output when the epoch began; at most `start`.
-        tokens: of output, then.
+    `number`: counts the session's epochs from 1. `start`: letters of output before the draft. `frontier`: letters of
+    output when the epoch began; at most `start`. `tokens`: of output, then.
     """
 
     def __init__(self, number: int, choice: Choice, pair: Pair, start: int, frontier: int, tokens: int = 0) -> None:

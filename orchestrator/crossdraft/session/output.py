@@ -104,9 +104,7 @@ class ShownText:
     def add(self, letters: Letters, kept: int | None = None) -> str:
         """The newly final text.
 
-        Args:
-            letters: of the tokens after those before.
-            kept: set with the last one: letters of the output that count.
+        `letters`: of the tokens after those before. `kept`: set with the last one: letters of the output that count.
         """
         self._letters.append(letters)
         self._held += self._decoder.feed(letters)

@@ -98,9 +98,7 @@ class Held(NamedTuple):
 class Answers:
     """Rows and samples that passes have brought, by the ids from the frontier on that lead to them.
 
-    Args:
-        ids: of the output; the caller appends to it.
-        head: ids of a row that the target sends unasked.
+    `ids`: of the output; the caller appends to it. `head`: ids of a row that the target sends unasked.
     """
 
     def __init__(self, ids: list[int], head: int) -> None:

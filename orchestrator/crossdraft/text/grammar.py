@@ -193,9 +193,7 @@ class _Tokens:
 class GrammarCompiler:
     """Compiles grammars for a model's columns. May be used by several threads, and not in an event loop.
 
-    Args:
-        letters: of each column of the model's logits; none: for letters alone.
-        ends: columns that end outputs.
+    `letters`: of each column of the model's logits; none: for letters alone. `ends`: columns that end outputs.
     """
 
     def __init__(self, letters: Sequence[Letters] = (), ends: Collection[int] = ()) -> None:

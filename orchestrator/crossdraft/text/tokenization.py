@@ -170,12 +170,8 @@ class Tokenization:
         No prefix space or special token is added, and nothing is cleaned up. Bytes that are not UTF-8 become
         single-byte tokens. Unless the tokenizer is `lossy`, the letters of the ids are those given.
 
-        Args:
-            letters: any letters.
-            leave_out: leave out what has no token here.
-
-        Raises:
-            NotExpressible: a control symbol or a byte has no token here.
+        `letters`: any letters. `leave_out`: leave out what has no token here. Raises NotExpressible: a control symbol
+        or a byte has no token here.
         """
         segments = segments_of(letters, self._unwritable)
         ids: list[int] = []

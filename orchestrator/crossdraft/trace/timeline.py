@@ -13,24 +13,8 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Protocol
 
+from crossdraft.session import events
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.events import (
-    Close,
-    Command,
-    Emitted,
-    Event,
-    Expired,
-    Lane,
-    Lost,
-    Open,
-    Ready,
-    Replied,
-    Reply,
-    Request,
-    Send,
-    SetTimer,
-    Timer,
-)
 from crossdraft.session.ledger import Asked, Ledger
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.types import quick_dataclass
@@ -57,8 +41,8 @@ class Step:
     """One call of the session's state machine."""
 
     now: float  # seconds of the monotonic clock
-    event: Event | None  # None: the start
-    commands: tuple[Command, ...]
+    event: events.Event | None  # None: the start
+    commands: tuple[events.Command, ...]
     seconds: float = 0.0  # duration of the call
     row_misses: int = 0  # so far
 
@@ -294,9 +278,9 @@ class Watch:
         self._spans: list[Span] = []  # all but what `Service` has
         self._began: float | None = None
         self._epoch = 0
-        self._services: dict[Lane, Service] = {}
+        self._services: dict[events.Lane, Service] = {}
         self._over: list[Service] = []  # whose sessions have ended
-        self._asked: dict[tuple[Lane, int], tuple[float, int, bool]] = {}  # see `_passed`
+        self._asked: dict[tuple[events.Lane, int], tuple[float, int, bool]] = {}  # see `_passed`
         self._waiting: float | None = None  # since when the target stands idle for draft tokens
         self._stall = 0  # number of the latest timer of that
 
@@ -321,19 +305,19 @@ class Watch:
         handled, self.now = max(begin, self.now), max(begin, self.now) + step.seconds
         misses, self._misses = step.row_misses - self._misses, step.row_misses
         match step.event:
-            case Ready(lane):
+            case events.Ready(lane):
                 track = self._services[lane].track
                 self._mark(What.OPENED, f"{track} is open", begin, track)
-            case Lost(lane, error):
+            case events.Lost(lane, error):
                 self._lost(lane, str(error), begin)
-            case Replied(lane, reply):
+            case events.Replied(lane, reply):
                 self._replied(lane, reply, begin)
-            case Expired(Timer.STALL, number) if self._waiting is not None and number == self._stall:
+            case events.Expired(events.Timer.STALL, number) if self._waiting is not None and number == self._stall:
                 self._mark(What.STALLED, "the wait for draft tokens timed out", begin)
         while self._judged:
             self._mark(What.JUDGED, str(self._judged.pop(0)), self.now)
         self._commands(step, misses > 0)
-        tokens = [one for one in step.commands if isinstance(one, Emitted)]
+        tokens = [one for one in step.commands if isinstance(one, events.Emitted)]
         self._add(VERIFICATION, handled, self.now, What.SESSION, name_of(step.event), len(tokens))
         for token in tokens:
             text = to_bytes(token.letters).decode("utf-8", "replace")
@@ -342,21 +326,21 @@ class Watch:
     def _commands(self, step: Step, miss: bool) -> None:
         for command in step.commands:
             match command:
-                case Open(lane, request):
+                case events.Open(lane, request):
                     self._open(lane, TARGET if isinstance(request, OpenTarget) else DRAFTER)
-                case Close(lane):
+                case events.Close(lane):
                     self._lost(lane, command.blame or "it is not needed any more", self.now)
-                case Send(lane, request):
+                case events.Send(lane, request):
                     self._send(lane, request, miss)
-                case SetTimer(Timer.STALL, number):
+                case events.SetTimer(events.Timer.STALL, number):
                     self._stall = number
                     self._waiting = self.now if self._waiting is None else self._waiting
-                case Emitted():
+                case events.Emitted():
                     self._begin_epoch(command.epoch)
                     if command.kind is Kind.CORRECTED:
                         self._mark(What.REFUSED, f"refused; {command.letters!r} takes its place", self.now)
 
-    def _open(self, lane: Lane, role: str) -> None:
+    def _open(self, lane: events.Lane, role: str) -> None:
         live = {one.track for one in self._services.values()}
         free = [one.track for one in self._over if one.track.startswith(role) and one.track not in live]
         if not free:
@@ -364,13 +348,13 @@ class Watch:
             free = [role if self._used[role] == 1 else f"{role} {self._used[role]}"]
         self._services[lane] = Service(free[-1])
 
-    def _lost(self, lane: Lane, why: str, at: float) -> None:
+    def _lost(self, lane: events.Lane, why: str, at: float) -> None:
         service = self._services.pop(lane, None)
         if service is not None:
             self._over.append(service)
             self._mark(What.LOST, f"{service.track}: {why}", at, service.track)
 
-    def _send(self, lane: Lane, request: Request, miss: bool) -> None:
+    def _send(self, lane: events.Lane, request: events.Request, miss: bool) -> None:
         service = self._services[lane]
         if isinstance(request, Draft):
             self._begin_epoch(request.epoch)
@@ -385,7 +369,7 @@ class Watch:
         else:
             service.asked.append((self.now, name_of(request), self._epoch))
 
-    def _replied(self, lane: Lane, reply: Reply, at: float) -> None:
+    def _replied(self, lane: events.Lane, reply: events.Reply, at: float) -> None:
         service = self._services[lane]
         asked = service.ledger.take(reply, at)
         if isinstance(reply, PassDone):
@@ -396,7 +380,7 @@ class Watch:
         else:  # takes a model no time
             self._mark(What.RECEIVED, name_of(reply), at, service.track)
 
-    def _passed(self, track: str, lane: Lane, asked: Asked, reply: PassDone, at: float) -> None:
+    def _passed(self, track: str, lane: events.Lane, asked: Asked, reply: PassDone, at: float) -> None:
         """The model's work on a pass, or on tokens of a run, in the middle of its round trip; and its messages."""
         since, epoch, miss = self._asked[lane, reply.number]
         self._asked[lane, reply.number] = at, epoch, miss
@@ -420,13 +404,13 @@ class Watch:
         self._spans.append(Span(lane, begin, end, what, label, self._epoch, count))
 
 
-def name_of(value: Event | Request | Reply | None) -> str:
+def name_of(value: events.Event | events.Request | events.Reply | None) -> str:
     match value:
         case None:
             return "start"
-        case Replied(_, reply):
+        case events.Replied(_, reply):
             return name_of(reply)
-        case Expired(timer):
+        case events.Expired(timer):
             return f"a timer ran out: {timer.value}"
         case Draft(epoch):
             return f"draft, epoch {epoch}" + (f", from branch {value.adopt}" if value.adopt else "")

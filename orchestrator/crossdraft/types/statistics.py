@@ -192,10 +192,8 @@ class Counts(Counted):
     def round(self, proposed: int, accepted: int, refused: bool) -> None:
         """Counts a finished round.
 
-        Args:
-            proposed: draft tokens of the round.
-            accepted: leading ones whose letters are all in the output.
-            refused: whether the next one was refused; if not, it was not judged.
+        `proposed`: draft tokens of the round. `accepted`: leading ones whose letters are all in the output. `refused`:
+        whether the next one was refused; if not, it was not judged.
         """
         judged = min(proposed, accepted + refused)
         for name, reached in (("drafted_at", proposed), ("judged_at", judged), ("accepted_at", accepted)):

@@ -218,6 +218,10 @@ def _write_prompt(reply: PromptScored, written: Written) -> target_pb.PromptScor
     )
 
 
+def _share_of_prompt(message: target_pb.PromptScored, columns: Sequence[Shares[Any]]) -> Sequence[Sample]:
+    return columns[1].take(message.samples)
+
+
 def _read_prompt(message: target_pb.PromptScored, tokens: Sequence[Sample], size: int | None) -> PromptScored:
     return PromptScored(message.first, tuple(tokens), codec.decode_seconds(message.microseconds), message.more)
 
@@ -389,11 +393,20 @@ def _weight_of_node(node: Row | Sample) -> int:
     return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
 
 
+def _weight_of_reply(reply: PassDone | PromptScored) -> int:
+    if isinstance(reply, PromptScored):
+        return sum(map(_weight_of_node, reply.tokens))
+    return sum(map(_weight_of_node, reply.nodes)) + len(reply.hidden.states)
+
+
+def _weight_of_pass(request: Pass) -> int:
+    return len(request.committed) + len(request.tree) + sum(map(len, request.listed))
+
+
 def _weight_of_open(opening: OpenTarget | OpenDrafter) -> int:
     grammar, allowed = opening.options.grammar, opening.allowed if isinstance(opening, OpenDrafter) else None
-    return (
-        len(opening.prompt) + (0 if allowed is None else len(allowed)) + (0 if grammar is None else len(grammar.text))
-    )
+    lists = (opening.prompt, allowed, None if grammar is None else grammar.text)
+    return sum(0 if one is None else len(one) for one in lists)
 
 
 def _weight_of_drafted(reply: Drafted) -> int:
@@ -412,14 +425,7 @@ TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | 
         "requests",
         (
             Kind(OpenTarget, OPEN, _write_open_target, _read_open_target, _weight_of_open),
-            Kind(
-                Pass,
-                "next_pass",
-                _write_pass,
-                _read_pass,
-                lambda one: len(one.committed) + len(one.tree) + sum(map(len, one.listed)),
-                lambda message, columns: columns[0].take(message.listed),
-            ),
+            Kind(Pass, "next_pass", _write_pass, _read_pass, _weight_of_pass, lambda one, of: of[0].take(one.listed)),
             Kind(FetchRow, "fetch", _write_fetch, _read_fetch),
             _alike(RunTo, "run_to", target_pb.RunTo),
             Kind(ScorePrompt, "score", lambda one, _: target_pb.ScorePrompt(**vars(one)), _read_prompt_request),
@@ -432,23 +438,9 @@ TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | 
         "replies",
         (
             OPENED,
-            Kind(
-                PassDone,
-                "done",
-                _write_done,
-                _read_done,
-                lambda one: sum(map(_weight_of_node, one.nodes)) + len(one.hidden.states),
-                _share_of_done,
-            ),
+            Kind(PassDone, "done", _write_done, _read_done, _weight_of_reply, _share_of_done),
             Kind(RowFetched, "fetched", _write_fetched, _read_fetched, lambda one: 4 * len(one.row.ids)),
-            Kind(
-                PromptScored,
-                "scored",
-                _write_prompt,
-                _read_prompt,
-                lambda one: sum(map(_weight_of_node, one.tokens)),
-                lambda message, columns: columns[1].take(message.samples),
-            ),
+            Kind(PromptScored, "scored", _write_prompt, _read_prompt, _weight_of_reply, _share_of_prompt),
             ENDED,
         ),
         _target_columns,
