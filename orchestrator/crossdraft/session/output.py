@@ -107,10 +107,9 @@ class ShownText:
         `letters`: of the tokens after those before. `kept`: set with the last one: letters of the output that count.
         """
         self._letters.append(letters)
-        self._held += self._decoder.feed(letters)
+        text, back = self._held + self._decoder.feed(letters), self._held_back
         if kept is None:
-            final = max(0, len(self._held) - self._held_back)
-            new, self._held = self._held[:final], self._held[final:]
+            new, self._held = (text[:-back], text[-back:]) if back else (text, "")
         else:
             whole = Letters("".join(self._letters)[: self._begun + kept])
             new = to_bytes(whole).decode("utf-8", "replace")[self._length :]

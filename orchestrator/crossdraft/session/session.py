@@ -424,8 +424,16 @@ class Session:
                     foreseen = emit.kind is Kind.CORRECTED and epoch.choice.tree_nodes and self._guessed(emit.token)
                     commands += self._emit(emit.token, Kind.ACCEPTED if foreseen else emit.kind)
                     epoch.answer(None)
-                case NeedSample() if (sample := self.target.answers.sample) is not None:
-                    epoch.answer(sample.token)
+                case NeedSample() as need:
+                    held = self.target.answers.held
+                    if held is None:
+                        if not self._over(need):
+                            return commands  # a pass will bring it
+                        commands += self._next_epoch()
+                    elif isinstance(held.answer, Sample):
+                        epoch.answer(held.answer.token)
+                    else:
+                        self._begin_walk()  # a row that was meant for a draft serves as well
                 case NeedDraftToken() as need:
                     if need.path and (epoch.exhausted or not self.target.answers.covers(need.path)):
                         epoch.answer(None)
@@ -448,9 +456,7 @@ class Session:
                     if self.drafter.told_epoch:
                         return commands + self.drafter.score(need, epoch.start, self._now)
                     commands += self._next_epoch()  # only the drafter knows
-                case NeedSample() if self.target.answers.row is not None:
-                    self._begin_walk()  # a row that was meant for a draft serves as well
-                case NeedRow() | NeedSample() as need:
+                case NeedRow() as need:
                     if not self._answer(need):
                         if not self._over(need):
                             return commands + self.target.fetch_needed(need)
@@ -496,15 +502,13 @@ class Session:
         """Whether the target is not to wait for draft tokens."""
         return self._stall.over or self.epoch.choice.patience == 0
 
-    def _answer(self, need: NeedRow | NeedSample) -> bool:
-        """Answer the walk with what is at hand; False if it is not."""
-        answer = self.target.answers.answer(need)
-        beyond = isinstance(need, NeedRow) and need.known  # of the pass of a tree only
-        if beyond and not self.epoch.choice.tree_nodes:
-            answer = None
-        if answer is None and not beyond:
+    def _answer(self, need: NeedRow) -> bool:
+        """Answer the walk with the row that is at hand; False if it is not."""
+        beyond = need.known and not self.epoch.choice.tree_nodes  # only the pass of a tree brings what is known beyond
+        row = None if beyond else self.target.answers.answer(need)
+        if row is None and not need.known:
             return False
-        self.epoch.answer(answer.token if isinstance(answer, Sample) else answer)
+        self.epoch.answer(row)
         return True
 
     def _over(self, need: NeedRow | NeedSample) -> bool:

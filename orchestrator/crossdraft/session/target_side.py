@@ -30,7 +30,7 @@ from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
-from crossdraft.verification.walk import NeedRow, NeedSample, WalkStep
+from crossdraft.verification.walk import NeedRow, WalkStep
 
 MAX_BACKOFF = 1.0  # seconds
 MAX_STATES = 64  # hidden states that a drafter is told at once: the newest
@@ -132,18 +132,16 @@ class Answers:
         ids = (*self._ids[root:], *path)
         return own[: len(ids)] == ids
 
-    def answer(self, need: NeedRow | NeedSample) -> Row | Sample | None:
-        """What the walk needs, if it is known. A row is no draw, and a draw no row.
+    def answer(self, need: NeedRow) -> Row | None:
+        """The row that the walk needs, if it is known; a draw is none.
 
-        Of a row only the head and the ids that the need lists: which other ids were listed depends on draft tokens
-        that the walk has not revealed.
+        Only the head and the ids that the need lists: which other ids were listed depends on draft tokens that the walk
+        has not revealed.
         """
-        held = self.after(path_of(need))
-        if held is None:
+        held = self.after(need.path)
+        if held is None or isinstance(held.answer, Sample):
             return None
         row = held.answer
-        if isinstance(row, Sample) or isinstance(need, NeedSample):
-            return row if isinstance(row, Sample) and isinstance(need, NeedSample) else None
         if need.whole:
             return row if row.whole else None
         if not row.lists(need.listed):
@@ -541,15 +539,15 @@ class TargetSide:
         self._counts.add(rows_completed=len(commands))
         return commands
 
-    def fetch_needed(self, need: NeedRow | NeedSample) -> list[Command]:
+    def fetch_needed(self, need: NeedRow) -> list[Command]:
         """The row that is held lacks what the walk needs: fetch it, or let another pass bring it."""
-        held = self.answers.after(path_of(need))
-        if held is None or isinstance(need, NeedSample):
+        held = self.answers.after(need.path)
+        if held is None:
             return []  # a pass will bring it
         lane = self.lanes.get(held.lane)
         fetch = None if lane is None else lane.fetch(held.number, held.node, None if need.whole else need.listed)
         if fetch is None:
-            self.answers.forget(path_of(need))
+            self.answers.forget(need.path)
             return []
         self._counts.add(rows_fetched=need.whole and len(fetch), rows_completed=not need.whole and len(fetch))
         return fetch

@@ -323,9 +323,14 @@ class LetterDecoder:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False  # an incomplete character
 
     def feed(self, letters: Letters) -> str:
-        return self._decoder.decode(to_bytes(letters))
+        if letters.isascii() and not self._holds:  # nearly always
+            return letters
+        text = self._decoder.decode(to_bytes(letters))
+        self._holds = bool(self.held)
+        return text
 
     @property
     def held(self) -> Letters:
@@ -334,6 +339,7 @@ class LetterDecoder:
 
     def flush(self) -> str:
         """U+FFFD if an incomplete character is held back; the decoder can then be reused."""
+        self._holds = False
         return self._decoder.decode(b"", final=True)
 
 
