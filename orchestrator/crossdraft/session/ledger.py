@@ -112,9 +112,10 @@ class Ledger:
 
     def _answered_by(self, reply: Any) -> Asked | None:
         if isinstance(reply, messages.Drafted):
-            if self.draft is None or reply.epoch != self.epoch:
+            if self.draft is None or reply.epoch != self.draft.request.epoch:
                 return None
-            self._due = [one for one in self._due if one is not self.draft]
+            if self._due:
+                self._due = [one for one in self._due if one is not self.draft]
             self.received = max(self.received, reply.first + len(reply.draft_tokens))
             self.aside = self.aside or bool(reply.reason)
             return self.draft

@@ -72,9 +72,9 @@ class Row:
 
     def probability(self, token: int) -> float:
         """Probability of an id. Raises KeyError: the id may be in the tail, so its probability is not known."""
-        place = int((self.ids == token).argmax()) if len(self.ids) else 0
-        if place < len(self.ids) and self.ids[place] == token:
-            return float(self.probabilities[place])
+        found = self.probabilities[self.ids == token]
+        if len(found):
+            return float(found[0])
         if self.whole:
             return 0.0
         raise KeyError(token)
