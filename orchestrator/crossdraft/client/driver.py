@@ -16,25 +16,7 @@ from typing import Any
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.clients import LinkSession
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
-from crossdraft.session.events import (
-    Cancelled,
-    Close,
-    Command,
-    Emitted,
-    Event,
-    Expired,
-    Finished,
-    IllegalEventError,
-    Lane,
-    Lost,
-    Open,
-    Ready,
-    Replied,
-    Reply,
-    Send,
-    SetTimer,
-    Timer,
-)
+from crossdraft.session import events
 from crossdraft.session.session import Session
 from crossdraft.trace.timeline import Recorder, Step
 from crossdraft.types.messages import Drafted, OpenTarget, PassDone, PromptScored, RowFetched
@@ -70,7 +52,7 @@ class LaneWatch:
     def closed(self, now: float) -> None:
         self._closed = now
 
-    def answered(self, reply: Reply, now: float) -> None:
+    def answered(self, reply: events.Reply, now: float) -> None:
         """A reply came. Of a request's first one, time outside the model is wire, codecs and queues: a round trip."""
         assert self.session is not None
         seconds = 0.0 if isinstance(reply, RowFetched) else reply.seconds
@@ -165,9 +147,9 @@ class ServiceLane:
 
     def __init__(
         self,
-        opening: Open,
+        opening: events.Open,
         roster: Roster[Any],
-        report: Callable[[Event], None],
+        report: Callable[[events.Event], None],
         take: Callable[["ServiceLane"], str],
         context: contextvars.Context,
     ) -> None:
@@ -189,7 +171,7 @@ class ServiceLane:
         except ServiceError as error:
             self.live = False
             may_come = not len(self.roster) and self.roster.replaced is None
-            self._report(Lost(self._number, error, elsewhere=may_come))
+            self._report(events.Lost(self._number, error, elsewhere=may_come))
             return
         self.watch.found(self.address)
         self._session = self.roster[self.address].begin(self._request, self)
@@ -197,16 +179,16 @@ class ServiceLane:
     def opened(self) -> None:
         assert self._session is not None
         self.watch.opened(self._session, time.monotonic())
-        self._report(Ready(self._number))
+        self._report(events.Ready(self._number))
 
-    def received(self, reply: Reply) -> None:
+    def received(self, reply: events.Reply) -> None:
         self.watch.answered(reply, time.monotonic())
-        self._report(Replied(self._number, reply))
+        self._report(events.Replied(self._number, reply))
 
     def lost(self, error: ServiceError) -> None:
         self._fail(name_of(error))
         self._end()
-        self._report(Lost(self._number, error, error.lost))
+        self._report(events.Lost(self._number, error, error.lost))
 
     def send(self, request: object) -> None:
         """Queue a request; never waits."""
@@ -236,7 +218,7 @@ class ServiceLane:
         self.roster.give_back(self.address)
 
 
-TokenSink = Callable[[Sequence[Emitted] | PromptScored], None]
+TokenSink = Callable[[Sequence[events.Emitted] | PromptScored], None]
 
 
 class Driver:
@@ -249,17 +231,17 @@ class Driver:
         self._session = session
         self._services = services
         self._recorders = recorders
-        self._events: deque[tuple[Event, float]] = deque()  # with the time of each one's arrival
+        self._events: deque[tuple[events.Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
-        self._lanes: dict[Lane, ServiceLane] = {}
+        self._lanes: dict[events.Lane, ServiceLane] = {}
         # Each calls at this second of the loop's clock, which may be before it is due. A handle does not say: uvloop's
         # are of whole milliseconds, and those of the next one have no time.
-        self._timers: dict[Timer, tuple[float, asyncio.Handle]] = {}
-        self._due: dict[Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
+        self._timers: dict[events.Timer, tuple[float, asyncio.Handle]] = {}
+        self._due: dict[events.Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
         self._clock = Stopwatches()
         self._emit: TokenSink
-        self._finished: asyncio.Future[Finished] | None = None  # None: not begun
+        self._finished: asyncio.Future[events.Finished] | None = None  # None: not begun
         self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
@@ -271,13 +253,13 @@ class Driver:
         opened = (lane for lane in self._lanes.values() if lane.live and lane.watch.session is not None)
         return frozenset(lane.address for lane in opened if lane.address is not None)
 
-    async def run(self, emit: TokenSink) -> Finished:
+    async def run(self, emit: TokenSink) -> events.Finished:
         """Carry out commands and feed back events until the session is finished.
 
         `emit` gets the tokens that one event has decided together, and before them those of the prompt that were scored
         together. Cancelling this coroutine cancels the session. All lanes are closed at the end in any case.
         """
-        finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        finished: asyncio.Future[events.Finished] = asyncio.get_running_loop().create_future()
         self._emit, self._finished, self._context = emit, finished, contextvars.copy_context()
         try:
             self._clock.begin()
@@ -287,15 +269,15 @@ class Driver:
             self._handle_all()
             return await finished
         except asyncio.CancelledError:
-            self._advance(Cancelled(), time.monotonic())
+            self._advance(events.Cancelled(), time.monotonic())
             raise
         finally:
             self._clock.end()
             self._release()
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: events.Event) -> None:
         """Take an event that happens now; it is handled after those before it."""
-        if isinstance(event, Lost) and isinstance(event.error, ServiceError):
+        if isinstance(event, events.Lost) and isinstance(event.error, ServiceError):
             self._failures[self._lanes[event.lane].roster.role] = event.error
         self._events.append((event, time.monotonic()))
         self._handle_all()
@@ -314,22 +296,22 @@ class Driver:
         finally:
             self._handling = False
 
-    def _handle(self, event: Event, now: float) -> list[Command]:
+    def _handle(self, event: events.Event, now: float) -> list[events.Command]:
         """A reply that the session does not allow is a failure of its service, which is not used again."""
         try:
             return self._advance(event, now)
-        except IllegalEventError as error:
-            if not isinstance(event, Ready | Replied):
+        except events.IllegalEventError as error:
+            if not isinstance(event, events.Ready | events.Replied):
                 raise
             lane = self._lanes[event.lane]
             failure = Internal(f"the {lane.roster.role} broke the protocol: {error}")
             lane.close(str(failure))
             self._failures[lane.roster.role] = failure
-            return self._advance(Lost(event.lane, failure), now)
+            return self._advance(events.Lost(event.lane, failure), now)
 
-    def _advance(self, event: Event | None, now: float) -> list[Command]:
+    def _advance(self, event: events.Event | None, now: float) -> list[events.Command]:
         """One call of the state machine, measured and recorded; without an event it is started."""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         began = time.perf_counter()
         try:
             commands = self._session.start(now) if event is None else self._session.handle(event, now)
@@ -338,37 +320,37 @@ class Driver:
             self._record(event, now, commands)
         return commands
 
-    def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
+    def _record(self, event: events.Event | None, now: float, commands: list[events.Command]) -> None:
         """Record a step; one that the session refuses or fails at has no commands."""
         if self._recorders:
             step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
             for recorder in self._recorders:
                 recorder.record(step)
 
-    def _carry_out(self, commands: list[Command]) -> None:
-        emitted = [command for command in commands if isinstance(command, Emitted)]
+    def _carry_out(self, commands: list[events.Command]) -> None:
+        emitted = [command for command in commands if isinstance(command, events.Emitted)]
         if emitted:
             self._clock.token()
             self._emit(emitted)
         for command in commands:
             match command:
-                case Emitted():
+                case events.Emitted():
                     pass
-                case Send():
+                case events.Send():
                     self._lanes[command.lane].send(command.request)
-                case Open():
+                case events.Open():
                     self._open(command)
-                case Close(lane, blame):
+                case events.Close(lane, blame):
                     self._lanes[lane].close(blame)
-                case SetTimer():
+                case events.SetTimer():
                     self._set_timer(command)
                 case PromptScored():
                     self._emit(command)
-                case Finished() if self._finished is not None:
+                case events.Finished() if self._finished is not None:
                     self._finished.set_result(command)
                     return
 
-    def _open(self, command: Open) -> None:
+    def _open(self, command: events.Open) -> None:
         target = isinstance(command.request, OpenTarget)
         roster: Roster[Any] = self._services.targets if target else self._services.drafters
         self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
@@ -384,7 +366,7 @@ class Driver:
             raise roster.replaced or self._failures.get(roster.role) or Unreachable(roster.lacking)
         return address
 
-    def _set_timer(self, command: SetTimer) -> None:
+    def _set_timer(self, command: events.SetTimer) -> None:
         """Most are replaced long before they expire: one that is to expire later is looked at again then."""
         timer = command.timer
         due, _ = self._due[timer] = asyncio.get_running_loop().time() + command.seconds, command.number
@@ -394,16 +376,16 @@ class Driver:
                 known[1].cancel()
             self._call_at(due, timer)
 
-    def _call_at(self, due: float, timer: Timer) -> None:
+    def _call_at(self, due: float, timer: events.Timer) -> None:
         self._timers[timer] = due, asyncio.get_running_loop().call_at(due, self._expired, timer)
 
-    def _expired(self, timer: Timer) -> None:
+    def _expired(self, timer: events.Timer) -> None:
         due, number = self._due[timer]
         called, _ = self._timers.pop(timer)
         if called < due:
             self._call_at(due, timer)
         else:
-            self._report(Expired(timer, number))
+            self._report(events.Expired(timer, number))
 
     def _release(self) -> None:
         self._session.abandon()

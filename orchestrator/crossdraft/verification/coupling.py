@@ -20,7 +20,6 @@ less with the target than fresh ones. Over rounds of two draft tokens, 12 random
 `coupled-shared` in blocks made 0.035 tokens a round less to 0.091 more, and 0.025 less to 0.116 more with other tokens.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,12 +32,11 @@ from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose, ma
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.walk import (
-    Answer,
     Emit,
     Ground,
     Refused,
+    Steps,
     Walk,
-    WalkStep,
     beyond_refusal,
     draw_residual,
     draw_unlisted,
@@ -147,7 +145,7 @@ class Revealed:
     ahead: tuple[int, ...] = ()  # codes of committed letters that the draft has not reached; else both above are None
 
 
-Move = Generator[WalkStep, Answer, Revealed | None]  # None: the draft was refused
+Move = Steps[Revealed | None]  # None: the draft was refused
 
 
 def walk(ground: Ground) -> Walk:

@@ -18,6 +18,7 @@ depend on a token that is drawn but not yet revealed. Otherwise the output does 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Probabilities, Row, W
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
+
+T = TypeVar("T")
 
 
 @quick_dataclass(frozen=True)
@@ -89,7 +92,8 @@ class Refused:
 NEXT, SAMPLE = NeedDraftToken(), NeedSample()
 WalkStep = NeedDraftToken | NeedRow | NeedSample | NeedPrefix | Emit | Refused
 Answer = DraftToken | Row | int | Probabilities | None
-Walk = Generator[WalkStep, Answer, None]
+Steps = Generator[WalkStep, Answer, T]  # of a walk, or of a part of it that ends with a result
+Walk = Steps[None]
 
 
 @quick_dataclass(frozen=True)
@@ -175,7 +179,7 @@ def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
     return offset + common_length(left, right)
 
 
-def next_draft_token(path: Path = ()) -> Generator[WalkStep, Answer, DraftToken | None]:
+def next_draft_token(path: Path = ()) -> Steps[DraftToken | None]:
     """The next draft token; None: settle, or the block of the draft tokens on `path` ends."""
     answer = yield NeedDraftToken(path) if path else NEXT
     if answer is not None and not isinstance(answer, DraftToken):
@@ -183,9 +187,7 @@ def next_draft_token(path: Path = ()) -> Generator[WalkStep, Answer, DraftToken 
     return answer
 
 
-def target_row(
-    listed: Ids = NO_IDS, whole: bool = False, judging: bool = False, path: Path = ()
-) -> Generator[WalkStep, Answer, Row]:
+def target_row(listed: Ids = NO_IDS, whole: bool = False, judging: bool = False, path: Path = ()) -> Steps[Row]:
     """The target's row after `path`, which lists at least `listed`, or everything if `whole`."""
     row = yield NeedRow(whole, listed, judging, path)
     if not isinstance(row, Row) or (whole and not row.whole):
@@ -193,7 +195,7 @@ def target_row(
     return row
 
 
-def target_sample() -> Generator[WalkStep, Answer, int]:
+def target_sample() -> Steps[int]:
     """The target's own draw at the frontier."""
     token = yield SAMPLE
     if not isinstance(token, int):
@@ -201,7 +203,7 @@ def target_sample() -> Generator[WalkStep, Answer, int]:
     return token
 
 
-def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Generator[WalkStep, Answer, Probabilities]:
+def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Steps[Probabilities]:
     """The probabilities that the text of the draft's first `tokens` tokens starts with each string."""
     answer = yield NeedPrefix(strings, tokens)
     if not isinstance(answer, np.ndarray) or answer.shape != (len(strings),):
@@ -255,7 +257,7 @@ def undrafted(ground: Ground) -> Walk:
         yield Emit(token, Kind.BONUS)
 
 
-def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[WalkStep, Answer, int]:
+def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Steps[int]:
     """Draw from (p - q)+, or from p without q; their masses need not be one.
 
     If p has a tail, which q does not reach, "in the tail" is one more event; if it happens, the whole row is fetched.
@@ -277,7 +279,7 @@ def residual(row: Row, drafted: Row | None) -> Probabilities:
     return np.append(weights, row.tail)
 
 
-def draw_unlisted(chooser: Chooser, row: Row) -> Generator[WalkStep, Answer, int]:
+def draw_unlisted(chooser: Chooser, row: Row) -> Steps[int]:
     """Fetch the whole row and draw among the ids that `row` does not list."""
     whole = yield from target_row(whole=True, judging=True)
     weights = np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0)
