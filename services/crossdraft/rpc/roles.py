@@ -39,7 +39,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import DraftToken, Ids, Row, Whose
-from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
+from crossdraft.types.trees import MOST_NODES, TokenTree
 from crossdraft.v1 import common_pb2 as common
 from crossdraft.v1 import drafter_pb2 as drafter_pb
 from crossdraft.v1 import target_pb2 as target_pb
@@ -129,9 +129,10 @@ def _read_pass(message: target_pb.Pass, listed: Sequence[Ids], size: int | None)
 def _read_tree(message: target_pb.TokenTree, size: int | None) -> TokenTree:
     tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", size, MAX_NODES)
     check_max(len(message.parents), len(tokens), "tree.parents")
-    parents = tuple(parent - 1 for parent in message.parents) or tuple(range(ROOT, ROOT + len(tokens)))
     try:
-        return TokenTree(tokens, parents)
+        if not message.parents:
+            return TokenTree.chain(tokens)
+        return TokenTree(tokens, tuple(parent - 1 for parent in message.parents))
     except ValueError as error:
         raise BadMessage(f"tree: {error}") from error
 

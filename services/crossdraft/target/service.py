@@ -49,7 +49,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import ROOT, TokenTree
+from crossdraft.types.trees import TokenTree
 
 log = logging.getLogger(__name__)
 Request = Pass | FetchRow | RunTo | ScorePrompt
@@ -361,7 +361,7 @@ class TargetSession:
         while more:
             # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
             guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
-            asked = replace(request, tree=TokenTree(guess, tuple(range(ROOT, len(guess) - 1)))) if guess else request
+            asked = replace(request, tree=TokenTree.chain(guess)) if guess else request
             masks = masks or self._masks(text, asked)
             answer: ForwardResult = yield ForwardRequest(self, context, asked.tree, hidden=opening.hidden)
             hidden = self._running.thread.engine.hidden.pop(self, None)
@@ -406,8 +406,7 @@ class TargetSession:
             )
         while first < len(prompt):
             tokens = prompt[first : first + MAX_SCORED]
-            tree = TokenTree(tokens[:-1], tuple(range(-1, len(tokens) - 2)))
-            answer: ForwardResult = yield ForwardRequest(self, prompt[:first], tree)
+            answer: ForwardResult = yield ForwardRequest(self, prompt[:first], TokenTree.chain(tokens[:-1]))
             found = yield ScoreRequest(answer.logits, tokens, request.likely)
             more = first + len(tokens) < len(prompt)
             scored = partial(self._scored, first, found, answer.seconds, more)
