@@ -68,7 +68,7 @@ class Cancelled:
 
 @quick_dataclass(frozen=True)
 class Open:
-    """Open a session with a service that no other lane uses, preferring those that failed longest ago.
+    """Open a session with a service that no other lane uses, preferring one that is there and has not failed lately.
 
     Answered by Ready or Lost.
     """
