@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.text.affinity import Matrix, load_affinity
-from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence
+from crossdraft.text.affinity import Alignment, Matrix, Windows, co_occurrence, load_affinity
 from crossdraft.text.frequencies import count_frequencies, read_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair

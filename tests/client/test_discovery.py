@@ -38,7 +38,7 @@ SETTINGS = {"seed": 3, "max_tokens": 12, "overlap": "off"}
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crossdraft.client.discovery.FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("crossdraft.client.discovery.LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr("crossdraft.client.discovery.MAX_PAUSE", 0.01)
 
 
 async def used(holds: Callable[[], bool]) -> None:

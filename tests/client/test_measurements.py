@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from crossdraft.client.driver import Driver
-from crossdraft.client.measurements import LaneWatch
+from crossdraft.client.driver import Driver, LaneWatch
 from crossdraft.rpc.clients import Traffic
 from crossdraft.session.events import Close, Command, Ready, Replied, Send
 from crossdraft.session.ledger import Ledger

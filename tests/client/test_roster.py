@@ -1,6 +1,15 @@
 """Which service a session is opened with."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
 from crossdraft.client.roster import FORGIVEN_SECONDS, Roster
+from crossdraft.session.events import Command, Finished, Lost, Open, Ready
+from crossdraft.session.session import Session
+from tests.clock import GONE
+from tests.ports import assignment
 
 ALL = ("a", "b", "c")
 
@@ -77,3 +86,48 @@ def test_one_without_sessions_leaves_at_once_and_may_come_back() -> None:
     services.add("b", "another")
     assert services["b"] == "another"
     assert len(services) == 2
+
+
+def test_one_that_is_known_to_be_there_is_taken_before_others() -> None:
+    there = {"A": None, "B": False, "C": True}
+    services: Roster[str] = Roster("target", there.get)
+    for address, now in zip(ALL, (2.0, 1.0, 3.0), strict=True):
+        services.add(address, address.upper())
+        services.failed(address, now)
+    assert [services.take((), (), 4.0), services.take(("c",), (), 4.0)] == ["c", "c"]
+    assert services.take((), ("c",), 4.0) == "a"
+
+
+@dataclass
+class Lives:
+    """When targets are there, on a clock of their own; to find out that one is not takes half a second."""
+
+    back: Sequence[float]  # of each, in seconds
+    now: float = 0.0
+
+    def tried(self, services: Roster[float], opening: Open) -> Ready | Lost:
+        self.now += opening.after
+        address = services.take((), (), self.now)
+        assert address is not None
+        if services[address] <= self.now:
+            return Ready(opening.lane)
+        self.now += 0.5
+        services.failed(address, self.now)
+        services.give_back(address)
+        return Lost(opening.lane, GONE)
+
+
+@pytest.mark.parametrize("back", [20.0, 27.0, 28.0, 28.5, 29.0])
+def test_of_two_killed_targets_one_that_is_back_before_the_wait_ends_is_used(back: float) -> None:
+    lives = Lives((100.0, back))
+    services: Roster[float] = Roster("target", lambda since: since <= lives.now)
+    for since in lives.back:
+        services.add(f"back at {since}", since)
+    session = Session(assignment(drafts=False, target_seconds=30.0))
+    out: list[Command] = session.start(0.0)
+    event: Ready | Lost | None = None
+    while not isinstance(event, Ready):
+        event = lives.tried(services, next(one for one in out if isinstance(one, Open)))
+        out = session.handle(event, lives.now)
+        assert not any(isinstance(one, Finished) for one in out), f"after {lives.now} s"
+    assert lives.now <= back + 1.5

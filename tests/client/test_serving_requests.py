@@ -29,8 +29,7 @@ from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
-from crossdraft.session.prompts import Prompts, prompts_of
-from crossdraft.session.resolution import resolve
+from crossdraft.session.resolution import Prompts, prompts_of, resolve
 from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.drafter.conversation import (
-    MOST_BEHIND_SCORE,
-    MOST_UNREAD_TOKENS,
+    MAX_BEHIND_SCORE,
+    MAX_UNREAD_TOKENS,
     UNREAD_SCORES,
     Conversation,
     DraftProgress,
@@ -204,7 +204,7 @@ async def test_a_window_does_not_run_away_from_who_reads() -> None:
     advances = [Advance(1, MOST_DRAFT_TOKENS * (2 + place)) for place in range(ADVANCES)]
     talk.ask(Draft(1, 0, NOTHING, MOST_DRAFT_TOKENS, 1), *advances)
     await settled()
-    assert drafter.made == MOST_UNREAD_TOKENS
+    assert drafter.made == MAX_UNREAD_TOKENS
     draft_tokens: list[int] = []
     while len(draft_tokens) < WANTED:
         draft_tokens += [draft_token.token for draft_token in (await talk.receive()).draft_tokens]
@@ -255,8 +255,8 @@ async def test_a_new_epoch_forgets_the_scores_that_nobody_read() -> None:
 async def test_requests_behind_a_score_wait_and_not_more_of_them_than_there_may_be() -> None:
     talk = talking(Eager())
     talk.ask(Draft(1, 0, NOTHING, 1), Score(1, 0, (Letters("a"),), 1))
-    talk.ask(*[Advance(1, 1)] * MOST_BEHIND_SCORE)
-    with pytest.raises(ProtocolBroken, match=f"{MOST_BEHIND_SCORE} requests of this session wait already"):
+    talk.ask(*[Advance(1, 1)] * MAX_BEHIND_SCORE)
+    with pytest.raises(ProtocolBroken, match=f"{MAX_BEHIND_SCORE} requests of this session wait already"):
         talk.ask(Advance(1, 1))
     assert [type(await talk.receive()) for _ in range(2)] == [Drafted, Scored]
 

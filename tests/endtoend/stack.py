@@ -16,8 +16,7 @@ from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.emulation.steps import Emulation
 from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
-from crossdraft.text.affinity import Affinity, save_affinity
-from crossdraft.text.affinity_estimates import Alignment
+from crossdraft.text.affinity import Affinity, Alignment, save_affinity
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from tests.prompts import prompts

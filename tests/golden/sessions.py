@@ -31,7 +31,7 @@ from crossdraft.session.events import (
 from crossdraft.session.models import Models
 from crossdraft.session.resolution import resolve
 from crossdraft.session.session import Session
-from crossdraft.trace.recording import Step
+from crossdraft.trace.timeline import Step
 from crossdraft.types.messages import Advance, Description, Draft, Drafted, OpenDrafter, Score, Scored
 from crossdraft.types.request import GenerationRequest
 from tests.golden.messages import DESCRIPTION, FROM_DRAFTER, FROM_TARGET, TO_DRAFTER, TO_FRONT, TO_TARGET

@@ -26,7 +26,7 @@ from crossdraft.types.request import MOST_PATHS, WIDEST
 from crossdraft.types.rows import Row, Whose
 from crossdraft.v1 import common_pb2, drafter_pb2, target_pb2
 from crossdraft.v1 import common_pb2 as pb
-from crossdraft.verification.prefixes import LARGEST_QUESTION
+from crossdraft.verification.prefixes import MAX_ASKED
 from tests.rpc.values import SIZE, column, lists
 
 
@@ -230,4 +230,4 @@ def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:
     assert roles.MAX_NODES >= MOST_PATHS * MOST_DRAFT_TOKENS + NODES_BESIDE_THE_DRAFT
     assert roles.MAX_HEAD >= WIDEST
     assert roles.MAX_ROW_WIDTH >= WIDEST
-    assert roles.MAX_STRINGS >= LARGEST_QUESTION
+    assert roles.MAX_STRINGS >= MAX_ASKED

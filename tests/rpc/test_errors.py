@@ -37,7 +37,7 @@ def test_a_bad_message_arrives_as_a_bad_request():
 
 
 def test_texts_stay_below_the_limit_of_headers():
-    assert len(errors.to_status(errors.BadRequest("x" * 100_000))[1]) == errors.LONGEST_TEXT
+    assert len(errors.to_status(errors.BadRequest("x" * 100_000))[1]) == errors.MAX_TEXT
 
 
 def test_faults_of_the_service_say_that_another_may_do_and_faults_of_the_request_do_not():

@@ -33,8 +33,8 @@ from crossdraft.rpc.errors import (
     Unreachable,
 )
 from crossdraft.rpc.event_loop import SMALL, Beside
-from crossdraft.rpc.frames import MOST_IN_LOOP, MOST_MESSAGES, MOST_SHARED, EndSession, FrameCodec, Outbox, SessionEnded
-from crossdraft.rpc.handlers import MOST_EARLY, TARGET, UNREAD_LIMITS
+from crossdraft.rpc.frames import MAX_IN_LOOP, MAX_MESSAGES, MAX_SHARED, EndSession, FrameCodec, Outbox, SessionEnded
+from crossdraft.rpc.handlers import MAX_EARLY, TARGET, UNREAD_LIMITS
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, OpenTarget, Pass, PassDone
@@ -137,7 +137,7 @@ async def test_what_is_sent_before_a_session_is_open_waits_for_it(link, service)
 
 async def test_too_much_before_a_session_is_open_ends_it_alone(link, service):
     service.opens.clear()
-    await link.send((1, OPEN), (2, OPEN), *((1, one_pass(number)) for number in range(1, MOST_EARLY + 2)))
+    await link.send((1, OPEN), (2, OPEN), *((1, one_pass(number)) for number in range(1, MAX_EARLY + 2)))
     number, ended = await link.receive()
     assert (number, ended.code) == (1, NOT_DUE)
     assert "before the session is open" in ended.text
@@ -330,7 +330,7 @@ GARBAGE = {
     "lists that are missing": target_pb2.VerifyRequests(
         requests=[{"session": 1, "next_pass": {"number": 1, "listed": 2**32 - 1}}]
     ).SerializeToString(),
-    "too many messages": target_pb2.VerifyRequests(requests=[{}] * (MOST_MESSAGES + 1)).SerializeToString(),
+    "too many messages": target_pb2.VerifyRequests(requests=[{}] * (MAX_MESSAGES + 1)).SerializeToString(),
     "too many lists": target_pb2.VerifyRequests(listed={"counts": [0] * (MAX_LISTS + 1)}).SerializeToString(),
 }
 
@@ -385,7 +385,7 @@ async def test_while_a_large_frame_is_read_other_links_go_on_and_its_own_stays_i
     read, in_loop = threading.Event(), threading.get_ident()
 
     def decode(raw: bytes, size: int | None) -> Iterable[tuple[int, Any]]:
-        if len(raw) > MOST_IN_LOOP:
+        if len(raw) > MAX_IN_LOOP:
             assert threading.get_ident() != in_loop
             assert read.wait(HANGS)
         return TARGET.requests.decode(raw, size)
@@ -398,7 +398,7 @@ async def test_while_a_large_frame_is_read_other_links_go_on_and_its_own_stays_i
     ):
         await opened(busy, 1)
         await opened(good, 1)
-        await busy.send((1, one_pass(1, *(7,) * (MOST_IN_LOOP + 1))))
+        await busy.send((1, one_pass(1, *(7,) * (MAX_IN_LOOP + 1))))
         await busy.send((1, one_pass(2)))
         for number in range(1, 20):
             await goes_on(good, 1, number)
@@ -476,7 +476,7 @@ async def test_a_session_whose_replies_are_not_read_is_ended_and_others_of_other
 @pytest.fixture
 def few_waiting(monkeypatch) -> int:
     """How many messages of a link may wait before it is not read any more."""
-    monkeypatch.setattr(frames, "MOST_WAITING_MESSAGES", 300)
+    monkeypatch.setattr(frames, "MAX_WAITING_MESSAGES", 300)
     return 300
 
 
@@ -507,7 +507,7 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
             assert (await good.receive())[1].number == number
             waiting = max((link.outbox for link in server._handlers._links), key=lambda outbox: outbox._count)
             left += waiting.over(1)
-            assert waiting._count <= few_waiting + MOST_MESSAGES
+            assert waiting._count <= few_waiting + MAX_MESSAGES
             assert waiting._weight <= (UNREAD_LIMITS + 1) * MIB
         assert not flooding.done()
         flooding.cancel()
@@ -526,7 +526,7 @@ async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_wai
 @pytest.mark.parametrize(("per_peer", "links"), [(1, 1), (3, 3), (None, 4)])
 async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeypatch, per_peer, links):
     """Workers of one host are one peer, and each of them has a link for every model and drafter."""
-    monkeypatch.setattr(handlers, "MOST_LINKS", 1)
+    monkeypatch.setattr(handlers, "MAX_LINKS", 1)
     async with serving(service, max_sessions=4, max_sessions_per_peer=per_peer) as server, AsyncExitStack() as others:
         for _ in range(links - 1):
             await opened(await others.enter_async_context(RawLink(server.address)), 1)
@@ -671,7 +671,7 @@ SPOILED = {
     "no frame": b"\xff\xff",
     "foreign ids in a column": FOREIGN_ROWS,
     "rows that nobody names": target_pb2.VerifyReplies(rows={"ids": {"counts": [0]}}).SerializeToString(),
-    "too many messages": target_pb2.VerifyReplies(replies=[{}] * (MOST_MESSAGES + 1)).SerializeToString(),
+    "too many messages": target_pb2.VerifyReplies(replies=[{}] * (MAX_MESSAGES + 1)).SerializeToString(),
 }
 
 
@@ -766,7 +766,7 @@ async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(ser
     outbox: list[Any] = []
 
     def answer(session: PuppetSession, request: Any) -> None:
-        for _ in range(3 * handlers.MOST_UNREAD_REPLIES):
+        for _ in range(3 * handlers.MAX_UNREAD_REPLIES):
             session.replies.working()
         outbox.append(session.replies._link.outbox._count)
         answered(session, request)
@@ -865,7 +865,7 @@ async def _in_turn(done_in_turn: list[Any], light: int) -> None:
 
     def encode(messages: Any) -> bytes:
         latest[:] = [messages]
-        assert len(messages) <= MOST_MESSAGES
+        assert len(messages) <= MAX_MESSAGES
         return encode_numbered(messages)
 
     async def send(raw: bytes) -> None:
@@ -939,10 +939,10 @@ async def test_messages_share_no_frame_that_is_too_large_for_several():
 
     async def send(raw: bytes) -> None:
         frames.append(len(raw))
-        assert sum(parts) == len(raw) <= MOST_SHARED or parts == [len(raw)]
+        assert sum(parts) == len(raw) <= MAX_SHARED or parts == [len(raw)]
         parts.clear()
 
-    sizes = (MOST_SHARED // 2, MOST_SHARED // 2, MOST_SHARED // 2, 3 * MOST_SHARED, 1)
+    sizes = (MAX_SHARED // 2, MAX_SHARED // 2, MAX_SHARED // 2, 3 * MAX_SHARED, 1)
     for session, size in enumerate(sizes):
         outbox.put(session, size)
     outbox.finish()

@@ -8,7 +8,7 @@ import pytest
 
 from crossdraft.rpc import codec, roles
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import MOST_SHARED
+from crossdraft.rpc.frames import MAX_SHARED
 from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, Pass, PassDone, Sample
@@ -245,7 +245,7 @@ def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complai
     assert re.search(complaint, str(error)), error
 
 
-SHARED_HALF = {"prompt": [1] * (MOST_SHARED // 2)}
+SHARED_HALF = {"prompt": [1] * (MAX_SHARED // 2)}
 BRANCHES_HALF = {"branches": [branch()] * (roles.MAX_BRANCHES // 2)}
 
 

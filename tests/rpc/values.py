@@ -11,9 +11,9 @@ from crossdraft.rpc.codec import GRID
 from crossdraft.text.grammar import Grammar, GrammarKind
 from crossdraft.text.letters import ControlRole, Letters, Side
 from crossdraft.types.messages import (
+    MAX_RUN,
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
-    MOST_RUN,
     Advance,
     Branch,
     Draft,
@@ -105,7 +105,7 @@ def passes(draw: st.DrawFn) -> Pass:
     wanted = draw(st.none() | st.sets(st.integers(0, len(tree)), min_size=1).map(lambda chosen: tuple(sorted(chosen))))
     count = draw(st.sampled_from([0, 1 + len(tree) if wanted is None else len(wanted)]))
     listed = tuple(draw(st.lists(id_arrays, min_size=count, max_size=count)))
-    run = draw(st.integers(1, MOST_RUN)) if not tree.tokens and draw(st.booleans()) else 1
+    run = draw(st.integers(1, MAX_RUN)) if not tree.tokens and draw(st.booleans()) else 1
     return Pass(draw(numbers), draw(id_tuples), tree, listed, wanted, run > 1 or draw(st.booleans()), run)
 
 
@@ -170,10 +170,10 @@ target_replies = st.one_of(
         seconds,
         seconds,
         st.booleans(),
-        st.integers(1, MOST_RUN),
+        st.integers(1, MAX_RUN),
         st.integers(1, 1000),
         numbers,
-        st.integers(0, MOST_RUN),
+        st.integers(0, MAX_RUN),
         hidden,
     ),
     st.builds(

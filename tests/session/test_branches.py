@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.session.drafts import Branches
+from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Lost, Open, Ready, Replied
 from crossdraft.session.session import Session

@@ -1,5 +1,7 @@
 """The drafter's window, its deadlines, and what a controller is told of it all."""
 
+import numpy as np
+
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
 from crossdraft.session.session import Session
@@ -7,7 +9,9 @@ from crossdraft.speculation.choice import PLAIN, Choice, DrafterSeen, DraftSeen,
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row
+from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import TLI
+from crossdraft.verification.walk import Ground
 from tests.clock import GONE
 from tests.ports import assignment
 from tests.session.sessions import DRAFTER, TARGET, opened, requests, timers
@@ -92,9 +96,11 @@ def test_what_comes_twice_puts_off_no_deadline() -> None:
 
 def test_an_epoch_keeps_no_rows_of_what_the_output_has_passed() -> None:
     """And of a long one a pass is planned from the frontier on."""
-    epoch = Epoch(1, Choice(3, 1), pair_of(("a", "b"), ("a", "b")), 2, 2)
+    pair = pair_of(("a", "b"), ("a", "b"))
+    epoch = Epoch(1, Choice(3, 1), pair, 2, 2)
     epoch.extend((DraftToken(0, ZEROS), DraftToken(1, ONES), DraftToken(0, ZEROS)))
-    epoch.take()
+    epoch.begin(TLI.walk(Ground(pair, RandomChooser(np.random.default_rng(1)))))
+    epoch.reveal()
     epoch.release(5)  # the output is ahead of what is revealed: that will still be judged
     assert [draft_token.row for draft_token in epoch.draft_tokens] == [None, ONES, ZEROS]
     assert epoch.passed(4) == 2

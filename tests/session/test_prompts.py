@@ -7,8 +7,7 @@ import pytest
 
 from crossdraft.config.fields import typed
 from crossdraft.session.models import Models, tokenization_of
-from crossdraft.session.prompts import Prompts, prompts_of
-from crossdraft.session.resolution import resolve
+from crossdraft.session.resolution import Prompts, prompts_of, resolve
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization

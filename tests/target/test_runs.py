@@ -18,7 +18,7 @@ from crossdraft.target import service
 from crossdraft.target.service import Request, joined
 from crossdraft.text.grammar import Grammar
 from crossdraft.types.messages import (
-    MOST_RUN,
+    MAX_RUN,
     FetchRow,
     NoiseKey,
     OpenTarget,
@@ -168,11 +168,11 @@ async def test_a_run_ends_when_something_else_is_asked(target_model: RunningMode
     due = await one_by_one(target_model, OPENING, 1)
     talk = Talk(target_model, OPENING)
     async with standing(target_model):
-        talk.ask(run_of(1, MOST_RUN), following)
+        talk.ask(run_of(1, MAX_RUN), following)
     replies = await talk.drawn(following.number)
     first = [done for done in replies if done.number == 1]
     assert not first[-1].more
-    assert 1 <= sum(done.forwards for done in first) < MOST_RUN
+    assert 1 <= sum(done.forwards for done in first) < MAX_RUN
     same(samples_of(first)[:1], due)
     if isinstance(following, Pass):
         same(samples_of([done for done in replies if done.number == 2]), due)  # nothing was committed
@@ -235,11 +235,11 @@ async def test_a_run_that_nobody_reads_any_more_draws_no_further(
     target_model: RunningModel, places: threading.Semaphore
 ) -> None:
     talk, thread = Talk(target_model, OPENING), target_model.thread
-    talk.ask(run_of(1, MOST_RUN))
+    talk.ask(run_of(1, MAX_RUN))
     places.release(2)  # the third step stands still
     await talk.receive()
     talk.close()
-    places.release(MOST_RUN)
+    places.release(MAX_RUN)
     await thread.run(nothing())
     assert thread.steps <= 3
     assert not thread.engine.slots_in_use

@@ -16,11 +16,11 @@ from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, Ti
 from crossdraft.rpc.frames import Join
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Server
-from crossdraft.target.service import MOST_WAITING_REQUESTS, Reply, TargetService
+from crossdraft.target.service import MAX_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text import grammar
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher
 from crossdraft.types.messages import (
-    MOST_SCORED,
+    MAX_SCORED,
     FetchRow,
     NoiseKey,
     OpenTarget,
@@ -151,7 +151,7 @@ async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: Targe
         assert sample.token == target_model.noise.draw(row.ids, row.probabilities, KEY, offset)
 
 
-@pytest.mark.parametrize("size", [2, MOST_SCORED + 1])
+@pytest.mark.parametrize("size", [2, MAX_SCORED + 1])
 async def test_a_prompt_is_scored_piece_by_piece(target_model: RunningModel, size: int) -> None:
     """No more rows of logits are computed at once than a piece has, and passes go on as if nothing had been scored."""
     prompt, rows = tuple(7 + (31 * at) % 400 for at in range(size)), list[int]()
@@ -168,8 +168,8 @@ async def test_a_prompt_is_scored_piece_by_piece(target_model: RunningModel, siz
         pieces.append(piece)
     done = await talk.receive()
     hook.remove()
-    assert max(rows) <= MOST_SCORED
-    assert [piece.first for piece in pieces] == list(range(first, size, MOST_SCORED))
+    assert max(rows) <= MAX_SCORED
+    assert [piece.first for piece in pieces] == list(range(first, size, MAX_SCORED))
     tokens = [token for piece in pieces for token in piece.tokens]
     assert [token.token for token in tokens] == list(prompt[first:])
     for token, row in zip(tokens, due[first - 1 :], strict=False):
@@ -337,9 +337,9 @@ async def test_requests_wait_for_each_other_and_a_bad_one_for_the_replies_before
 
 async def test_so_many_requests_may_wait(target_model: RunningModel) -> None:
     talk = Talk(target_model, OPENING)
-    talk.ask(*(Pass(number, (), TokenTree()) for number in range(1, MOST_WAITING_REQUESTS + 2)))  # one is under way
+    talk.ask(*(Pass(number, (), TokenTree()) for number in range(1, MAX_WAITING_REQUESTS + 2)))  # one is under way
     with pytest.raises(ProtocolBroken, match="64 requests of this session wait already"):
-        talk.ask(Pass(MOST_WAITING_REQUESTS + 2, (), TokenTree()))
+        talk.ask(Pass(MAX_WAITING_REQUESTS + 2, (), TokenTree()))
     talk.close()
 
 

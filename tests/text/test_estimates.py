@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossdraft.text.affinity import Matrix, Probabilities
-from crossdraft.text.affinity_estimates import Alignment, PairCounts, Windows, co_occurrence
+from crossdraft.text.affinity import Alignment, Matrix, PairCounts, Probabilities, Windows, co_occurrence
 from crossdraft.text.letters import Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from crossdraft.text import grammar as grammar_module
-from crossdraft.text.grammar import LONGEST, Bits, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, of_letters
+from crossdraft.text.grammar import MAX_LENGTH, Bits, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, ControlRole, Letters, Side, from_bytes
 
 EOS = ControlRole.END_OF_SEQUENCE.letter
@@ -173,7 +173,7 @@ def test_references_as_deep_as_a_grammar_may_have_do_not_end_the_process(kind: s
         rules = "\n".join(f"{one}: {other}" for one, other in pairwise(names))
         text = f'r0\n{rules}\n{names[-1]}: "ab"'
         grammar = Grammar.ebnf(f"start: {text if kind == 'rules' else text.replace('r', 'R')}")
-    assert len(grammar.text) > LONGEST * 3 // 4
+    assert len(grammar.text) > MAX_LENGTH * 3 // 4
     program = (
         f"import sys; from crossdraft.text.grammar import *; g = Grammar({grammar.kind.value!r}, sys.stdin.read())"
     )
@@ -184,7 +184,7 @@ def test_references_as_deep_as_a_grammar_may_have_do_not_end_the_process(kind: s
     assert (done.returncode, done.stdout.strip(' "\n')) == (0, "ab"), done.stderr
 
 
-@pytest.mark.parametrize("text", ["", "a" * (LONGEST + 1), 7, "\ud800"])
+@pytest.mark.parametrize("text", ["", "a" * (MAX_LENGTH + 1), 7, "\ud800"])
 def test_a_grammar_is_a_text_of_limited_size(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be (a text of 1 to|Unicode)"):
         Grammar.regex(text)

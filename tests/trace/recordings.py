@@ -3,7 +3,7 @@
 from crossdraft.session.events import Command, Event
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
-from crossdraft.trace.recording import Step
+from crossdraft.trace.timeline import Step
 from tests.clock import Run, World
 
 

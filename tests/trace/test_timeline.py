@@ -25,8 +25,19 @@ from crossdraft.session.events import (
 )
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import Letters, to_bytes
-from crossdraft.trace.recording import Judged, Step, watched
-from crossdraft.trace.timeline import DRAFTER, OUTPUT, TARGET, VERIFICATION, Span, Watch, What, trace_events
+from crossdraft.trace.timeline import (
+    DRAFTER,
+    OUTPUT,
+    TARGET,
+    VERIFICATION,
+    Judged,
+    Span,
+    Step,
+    Watch,
+    What,
+    trace_events,
+    watched,
+)
 from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind

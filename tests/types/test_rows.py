@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crossdraft.types.messages import NoiseKey
 from crossdraft.types.rows import NO_IDS, Row
+from crossdraft.types.trees import Path, TokenTree, tree_of
 from tests.verification.toys import as_ids, row_of
 
 HEAD = Row(as_ids(7, 2, 5), np.array([0.5, 0.2, 0.1]), 0.2)
@@ -48,3 +50,17 @@ def test_another_row_is_aligned_to_this_one() -> None:
     with pytest.raises(KeyError, match="3"):
         HEAD.aligned(Row.certain(3))
     assert Row.certain(1).aligned(Row.certain(3)).tolist() == [0]
+
+
+def test_values_are_compared_by_their_fields_unless_that_would_compare_arrays() -> None:
+    assert (NoiseKey(1, 2), hash(NoiseKey(1, 2))) == (NoiseKey(1, 2), hash(NoiseKey(1, 2)))
+    assert NoiseKey(1, 2) != NoiseKey(1, 3)
+    assert Row.certain(1) != Row.certain(1)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=4).map(tuple), max_size=4), st.integers(0, 8))
+def test_a_tree_has_the_beginnings_of_its_paths(paths: list[Path], budget: int) -> None:
+    tree = tree_of(paths, budget)
+    every = list(dict.fromkeys(path[:end] for path in paths for end in range(1, 1 + len(path))))
+    assert tree.paths() == [(), *every[:budget]]
+    assert tree.is_chain == (tree == TokenTree.chain(tree.tokens))

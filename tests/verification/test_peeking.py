@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from crossdraft.session.drafts import Branches
+from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Replied, Reply, Timer
 from crossdraft.session.session import Session

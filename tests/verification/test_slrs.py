@@ -236,4 +236,4 @@ def test_large_questions_are_split() -> None:
         except StopIteration:
             break
     assert sum(sizes) == 50 + 50 * 50
-    assert max(sizes) == prefixes.LARGEST_QUESTION
+    assert max(sizes) == prefixes.MAX_ASKED

@@ -22,8 +22,7 @@ from rich.table import Table
 from crossdraft.cli.running import CommandFailed, PlainConsole, UsageError, check_output, interruptible
 from crossdraft.config.commands import AffinityOptions
 from crossdraft.engine.names import ModelLoadError, source_of
-from crossdraft.text.affinity import Affinity, Matrix, save_affinity
-from crossdraft.text.affinity_estimates import Alignment, Windows, co_occurrence
+from crossdraft.text.affinity import Affinity, Alignment, Matrix, Windows, co_occurrence, save_affinity
 from crossdraft.text.frequencies import TokenFrequencies, count_frequencies
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair

@@ -79,7 +79,7 @@ class Backend(Protocol):
         ...
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
-        """As `session.prompts.written`, by the tokenizer of a model; raises as `stream`."""
+        """As `session.resolution.written`, by the tokenizer of a model; raises as `stream`."""
         ...
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:

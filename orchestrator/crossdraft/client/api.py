@@ -33,15 +33,13 @@ from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
 from crossdraft.session.models import Models, choose_method, with_defaults, without_trust
 from crossdraft.session.output import ShownText
-from crossdraft.session.prompts import Prompts, prompts_of, sampling_of, written
-from crossdraft.session.resolution import controller_of, resolve
+from crossdraft.session.resolution import Prompts, controller_of, prompts_of, resolve, sampling_of, written
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
-from crossdraft.trace.recording import Recorder
-from crossdraft.trace.timeline import Watch, trace_events
+from crossdraft.trace.timeline import Recorder, Watch, trace_events
 from crossdraft.types.messages import MODEL_SETTINGS, PromptScored, Sample, SamplingOptions
 from crossdraft.types.output import Names, PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, sampling_size, size_of
@@ -225,6 +223,8 @@ class Generation(TokenStream):
     def _names(self, one: Emitted | Sample) -> Names:
         """Of the control symbols among a token and the likely ones."""
         names = self._assignment.pair.target.names
+        if one.token not in names and not one.likely:
+            return ()
         return tuple((id, names[id]) for id in (one.token, *(id for id, _ in one.likely)) if id in names)
 
     def _likely(self, likely: Sequence[tuple[int, float]]) -> tuple[tuple[int, bytes, float], ...]:
@@ -368,7 +368,7 @@ class Pipeline:
             task.exception()  # those who asked may have left
 
     async def written(self, asked: Asked, special: bool = True) -> Written:
-        """As `session.prompts.written`, in a thread for a long prompt."""
+        """As `session.resolution.written`, in a thread for a long prompt."""
         return await self._tokenizing.run(size_of(asked), written, asked, self.models, special)
 
     def run(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.clients import DrafterClient, Patience, TargetClient
+from crossdraft.rpc.clients import DrafterClient, Patience, ServiceClient, TargetClient
 from crossdraft.rpc.errors import REPLACED, BadMessage, Replaced, ServiceError, TimedOut, name_of
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.session.models import Models, tokenization_of
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 OTHERS_SECONDS = 3.0  # from the beginning, for services that are not needed to begin
 FIRST_PAUSE = 0.25  # seconds between two attempts to reach a service; it doubles
-LONGEST_PAUSE = 4.0
+MAX_PAUSE = 4.0
 WATCHED_EVERY = 0.25  # seconds between two looks at the connection to a known service
 
 
@@ -100,7 +100,7 @@ class Probe:
                 pause = FIRST_PAUSE
                 while not await self._asked():
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                    pause = min(2 * pause, MAX_PAUSE)
                 self._tried()
                 await self._watch(client)
                 # Until its description is known nothing that was made for another may be sent there.
@@ -184,7 +184,7 @@ class Discovery:
         trusted: bool = True,
         updated: bool = False,
     ) -> None:
-        self.services = Services(Roster("target"), Roster("drafter"))
+        self.services = Services(Roster("target", ServiceClient.reachable), Roster("drafter", ServiceClient.reachable))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
         self._addresses = targets, drafters
         self._patience = patience
@@ -202,9 +202,8 @@ class Discovery:
     async def gather(self, needs_drafter: bool = False) -> Models:
         """Return when a target is known, and every other service was asked once or has had its time.
 
-        Raises:
-            ServiceError: no target is there, or no drafter and one is needed.
-            RequestError: the targets serve models that differ, or the drafter that is needed does not fit them.
+        Raises ServiceError: no target is there, or no drafter and one is needed; RequestError: the targets serve models
+        that differ, or the drafter that is needed does not fit them.
         """
         loop = asyncio.get_running_loop()
         seconds = self._patience.describe_seconds
@@ -294,7 +293,7 @@ class Discovery:
                 if known is not None and about.fingerprint != known.fingerprint:
                     # Outputs of the model before do not go on here.
                     self.services.targets.retire(Replaced(REPLACED.format(repr(known.model))))
-                    self.services = replace(self.services, targets=Roster("target"))
+                    self.services = replace(self.services, targets=Roster("target", ServiceClient.reachable))
                 known = about
             if about.fingerprint != known.fingerprint or about.context < known.context:
                 raise MismatchError(_difference(client.service, about, known))
@@ -310,7 +309,7 @@ class Discovery:
                 self.models = await asyncio.to_thread(_paired, self.models, about)
                 if known is not None:
                     self.services.drafters.retire(Replaced("the drafters have another vocabulary now"))
-                    self.services = replace(self.services, drafters=Roster("drafter"))
+                    self.services = replace(self.services, drafters=Roster("drafter", ServiceClient.reachable))
             elif _served(about) != _served(known):
                 raise MismatchError(
                     f"it serves {about.model!r}, and another drafter {known.model!r} with other tokens or another "

@@ -1,43 +1,135 @@
-"""Connects a session's state machine to its services. Decides nothing itself.
+"""Connects a session's state machine to its services, and measures it by lane. Decides nothing itself.
 
 The driver carries out the session's commands and feeds back what happens as events. It has no task: whatever happens in
-a lane (a session with one service) is handled at once, by the link that hears of it.
+a lane (a session with one service) is handled at once, by the link that hears of it. Times are seconds of the monotonic
+clock.
 """
 
 import asyncio
 import contextvars
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crossdraft.client.measurements import BLAMED, LaneWatch, Stopwatches
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.clients import LinkSession
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
-from crossdraft.session.events import (
-    Cancelled,
-    Close,
-    Command,
-    Emitted,
-    Event,
-    Expired,
-    Finished,
-    IllegalEventError,
-    Lane,
-    Lost,
-    Open,
-    Ready,
-    Replied,
-    Reply,
-    Send,
-    SetTimer,
-    Timer,
-)
+from crossdraft.session import events
 from crossdraft.session.session import Session
-from crossdraft.trace.recording import Recorder, Step
-from crossdraft.types.messages import OpenTarget, PromptScored
-from crossdraft.types.statistics import Times
+from crossdraft.trace.timeline import Recorder, Step
+from crossdraft.types.messages import Drafted, OpenTarget, PassDone, PromptScored, RowFetched
+from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
+
+ROLES = ("target", "drafter")
+BLAMED = "blamed"  # why a lane was lost: its service sent a wrong reply
+
+
+class LaneWatch:
+    """The stop-watch of one lane."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.address = ""  # where its session is, once that is decided
+        self.lost = ""  # why it was lost, as in `LaneFigures`
+        self.session: LinkSession | None = None  # once it is open
+        self._opened = 0.0
+        self._closed: float | None = None
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._trip_seconds = self._queued = self._model_seconds = 0.0
+
+    def found(self, address: str) -> None:
+        self.address = address
+
+    def failed(self, why: str) -> None:
+        """Only the first reason counts."""
+        self.lost = self.lost or why
+
+    def opened(self, session: LinkSession, now: float) -> None:
+        self.session, self._opened = session, now
+
+    def closed(self, now: float) -> None:
+        self._closed = now
+
+    def answered(self, reply: events.Reply, now: float) -> None:
+        """A reply came. Of a request's first one, time outside the model is wire, codecs and queues: a round trip."""
+        assert self.session is not None
+        seconds = 0.0 if isinstance(reply, RowFetched) else reply.seconds
+        self._model_seconds += seconds
+        asked = self.session.ledger.answered
+        if asked is not None and asked.replies == 1:
+            took = max(0.0, now - asked.at - seconds)
+            self._counts[bisect_left(BOUNDS, took)] += 1
+            self._trip_seconds += took
+            self._queued += reply.queued if isinstance(reply, PassDone | Drafted) else 0.0
+
+    def figures(self, now: float) -> LaneFigures:
+        trips = Trips(tuple(self._counts), self._trip_seconds, self._queued)
+        if self.session is None:
+            return LaneFigures(self.role, self.address, 0, 0, trips, self.lost)
+        end = now if self._closed is None else self._closed
+        traffic, seconds = self.session.traffic, end - self._opened
+        return LaneFigures(
+            role=self.role,
+            address=self.address,
+            bytes_sent=round(traffic.bytes_sent),
+            bytes_received=round(traffic.bytes_received),
+            trips=trips,
+            lost=self.lost,
+            model_seconds=self._model_seconds,
+            codec_seconds=traffic.codec_seconds,
+            open_seconds=seconds,
+            idle_seconds=max(0.0, seconds - self.session.ledger.busy(end)),
+        )
+
+
+class Stopwatches:
+    """Stop-watches of one session; seconds of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._ended = 0.0
+        self._first_token = 0.0
+        self._verification = 0.0
+        self._events = 0
+        self.latest = 0.0  # seconds that the latest event took
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        self._ended = time.monotonic()
+
+    def token(self) -> None:
+        self._first_token = self._first_token or time.monotonic()
+
+    def verified(self, seconds: float) -> None:
+        """An event was handled."""
+        self.latest = seconds
+        self._verification += seconds
+        self._events += 1
+
+    def times(self, lanes: Sequence[LaneWatch]) -> Times:
+        now = self._ended or time.monotonic()
+        figures = tuple(lane.figures(now) for lane in lanes)
+        size = {role: sum(one.bytes_sent + one.bytes_received for one in figures if one.role == role) for role in ROLES}
+        known = [lane.session.traffic for lane in lanes if lane.session is not None]
+        sent, received = round(sum(one.bytes_sent for one in known)), round(sum(one.bytes_received for one in known))
+        return Times(
+            seconds=now - self._began,
+            first_token_seconds=max(0.0, self._first_token - self._began),
+            wire_seconds=sum(one.trips.seconds for one in figures),
+            verification_seconds=self._verification,
+            bytes_sent=sent,
+            bytes_received=received,
+            events=self._events,
+            target_bytes=size["target"],
+            drafter_bytes=size["drafter"],
+            idle_seconds=sum(one.idle_seconds for one in figures if one.role == "target"),
+            target_lane_seconds=sum(one.open_seconds for one in figures if one.role == "target"),
+            lanes=figures,
+        )
 
 
 class ServiceLane:
@@ -55,9 +147,9 @@ class ServiceLane:
 
     def __init__(
         self,
-        opening: Open,
+        opening: events.Open,
         roster: Roster[Any],
-        report: Callable[[Event], None],
+        report: Callable[[events.Event], None],
         take: Callable[["ServiceLane"], str],
         context: contextvars.Context,
     ) -> None:
@@ -79,7 +171,7 @@ class ServiceLane:
         except ServiceError as error:
             self.live = False
             may_come = not len(self.roster) and self.roster.replaced is None
-            self._report(Lost(self._number, error, elsewhere=may_come))
+            self._report(events.Lost(self._number, error, elsewhere=may_come))
             return
         self.watch.found(self.address)
         self._session = self.roster[self.address].begin(self._request, self)
@@ -87,16 +179,16 @@ class ServiceLane:
     def opened(self) -> None:
         assert self._session is not None
         self.watch.opened(self._session, time.monotonic())
-        self._report(Ready(self._number))
+        self._report(events.Ready(self._number))
 
-    def received(self, reply: Reply) -> None:
+    def received(self, reply: events.Reply) -> None:
         self.watch.answered(reply, time.monotonic())
-        self._report(Replied(self._number, reply))
+        self._report(events.Replied(self._number, reply))
 
     def lost(self, error: ServiceError) -> None:
         self._fail(name_of(error))
         self._end()
-        self._report(Lost(self._number, error, error.lost))
+        self._report(events.Lost(self._number, error, error.lost))
 
     def send(self, request: object) -> None:
         """Queue a request; never waits."""
@@ -126,33 +218,30 @@ class ServiceLane:
         self.roster.give_back(self.address)
 
 
-TokenSink = Callable[[Sequence[Emitted] | PromptScored], None]
+TokenSink = Callable[[Sequence[events.Emitted] | PromptScored], None]
 
 
 class Driver:
     """Runs one session from its first command to its last.
 
-    Args:
-        session: not begun.
-        services: where it may open lanes.
-        recorders: are told every step.
+    `session`: not begun. `services`: where it may open lanes. `recorders`: are told every step.
     """
 
     def __init__(self, session: Session, services: Services, recorders: Sequence[Recorder] = ()) -> None:
         self._session = session
         self._services = services
         self._recorders = recorders
-        self._events: deque[tuple[Event, float]] = deque()  # with the time of each one's arrival
+        self._events: deque[tuple[events.Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
-        self._lanes: dict[Lane, ServiceLane] = {}
+        self._lanes: dict[events.Lane, ServiceLane] = {}
         # Each calls at this second of the loop's clock, which may be before it is due. A handle does not say: uvloop's
         # are of whole milliseconds, and those of the next one have no time.
-        self._timers: dict[Timer, tuple[float, asyncio.Handle]] = {}
-        self._due: dict[Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
+        self._timers: dict[events.Timer, tuple[float, asyncio.Handle]] = {}
+        self._due: dict[events.Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
         self._clock = Stopwatches()
         self._emit: TokenSink
-        self._finished: asyncio.Future[Finished] | None = None  # None: not begun
+        self._finished: asyncio.Future[events.Finished] | None = None  # None: not begun
         self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
@@ -164,13 +253,13 @@ class Driver:
         opened = (lane for lane in self._lanes.values() if lane.live and lane.watch.session is not None)
         return frozenset(lane.address for lane in opened if lane.address is not None)
 
-    async def run(self, emit: TokenSink) -> Finished:
+    async def run(self, emit: TokenSink) -> events.Finished:
         """Carry out commands and feed back events until the session is finished.
 
         `emit` gets the tokens that one event has decided together, and before them those of the prompt that were scored
         together. Cancelling this coroutine cancels the session. All lanes are closed at the end in any case.
         """
-        finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        finished: asyncio.Future[events.Finished] = asyncio.get_running_loop().create_future()
         self._emit, self._finished, self._context = emit, finished, contextvars.copy_context()
         try:
             self._clock.begin()
@@ -180,15 +269,15 @@ class Driver:
             self._handle_all()
             return await finished
         except asyncio.CancelledError:
-            self._advance(Cancelled(), time.monotonic())
+            self._advance(events.Cancelled(), time.monotonic())
             raise
         finally:
             self._clock.end()
             self._release()
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: events.Event) -> None:
         """Take an event that happens now; it is handled after those before it."""
-        if isinstance(event, Lost) and isinstance(event.error, ServiceError):
+        if isinstance(event, events.Lost) and isinstance(event.error, ServiceError):
             self._failures[self._lanes[event.lane].roster.role] = event.error
         self._events.append((event, time.monotonic()))
         self._handle_all()
@@ -207,22 +296,22 @@ class Driver:
         finally:
             self._handling = False
 
-    def _handle(self, event: Event, now: float) -> list[Command]:
+    def _handle(self, event: events.Event, now: float) -> list[events.Command]:
         """A reply that the session does not allow is a failure of its service, which is not used again."""
         try:
             return self._advance(event, now)
-        except IllegalEventError as error:
-            if not isinstance(event, Ready | Replied):
+        except events.IllegalEventError as error:
+            if not isinstance(event, events.Ready | events.Replied):
                 raise
             lane = self._lanes[event.lane]
             failure = Internal(f"the {lane.roster.role} broke the protocol: {error}")
             lane.close(str(failure))
             self._failures[lane.roster.role] = failure
-            return self._advance(Lost(event.lane, failure), now)
+            return self._advance(events.Lost(event.lane, failure), now)
 
-    def _advance(self, event: Event | None, now: float) -> list[Command]:
+    def _advance(self, event: events.Event | None, now: float) -> list[events.Command]:
         """One call of the state machine, measured and recorded; without an event it is started."""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         began = time.perf_counter()
         try:
             commands = self._session.start(now) if event is None else self._session.handle(event, now)
@@ -231,37 +320,37 @@ class Driver:
             self._record(event, now, commands)
         return commands
 
-    def _record(self, event: Event | None, now: float, commands: list[Command]) -> None:
+    def _record(self, event: events.Event | None, now: float, commands: list[events.Command]) -> None:
         """Record a step; one that the session refuses or fails at has no commands."""
         if self._recorders:
             step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
             for recorder in self._recorders:
                 recorder.record(step)
 
-    def _carry_out(self, commands: list[Command]) -> None:
-        emitted = [command for command in commands if isinstance(command, Emitted)]
+    def _carry_out(self, commands: list[events.Command]) -> None:
+        emitted = [command for command in commands if isinstance(command, events.Emitted)]
         if emitted:
             self._clock.token()
             self._emit(emitted)
         for command in commands:
             match command:
-                case Emitted():
+                case events.Emitted():
                     pass
-                case Send():
+                case events.Send():
                     self._lanes[command.lane].send(command.request)
-                case Open():
+                case events.Open():
                     self._open(command)
-                case Close(lane, blame):
+                case events.Close(lane, blame):
                     self._lanes[lane].close(blame)
-                case SetTimer():
+                case events.SetTimer():
                     self._set_timer(command)
                 case PromptScored():
                     self._emit(command)
-                case Finished() if self._finished is not None:
+                case events.Finished() if self._finished is not None:
                     self._finished.set_result(command)
                     return
 
-    def _open(self, command: Open) -> None:
+    def _open(self, command: events.Open) -> None:
         target = isinstance(command.request, OpenTarget)
         roster: Roster[Any] = self._services.targets if target else self._services.drafters
         self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
@@ -277,7 +366,7 @@ class Driver:
             raise roster.replaced or self._failures.get(roster.role) or Unreachable(roster.lacking)
         return address
 
-    def _set_timer(self, command: SetTimer) -> None:
+    def _set_timer(self, command: events.SetTimer) -> None:
         """Most are replaced long before they expire: one that is to expire later is looked at again then."""
         timer = command.timer
         due, _ = self._due[timer] = asyncio.get_running_loop().time() + command.seconds, command.number
@@ -287,16 +376,16 @@ class Driver:
                 known[1].cancel()
             self._call_at(due, timer)
 
-    def _call_at(self, due: float, timer: Timer) -> None:
+    def _call_at(self, due: float, timer: events.Timer) -> None:
         self._timers[timer] = due, asyncio.get_running_loop().call_at(due, self._expired, timer)
 
-    def _expired(self, timer: Timer) -> None:
+    def _expired(self, timer: events.Timer) -> None:
         due, number = self._due[timer]
         called, _ = self._timers.pop(timer)
         if called < due:
             self._call_at(due, timer)
         else:
-            self._report(Expired(timer, number))
+            self._report(events.Expired(timer, number))
 
     def _release(self) -> None:
         self._session.abandon()

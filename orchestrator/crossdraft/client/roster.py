@@ -1,6 +1,6 @@
 """The services that sessions are opened with, and which of them is next."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -9,6 +9,7 @@ from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ServiceError
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
+LIKELIEST = (True, None, False)  # to be there: what is known of whether a service can be reached
 
 Service = TypeVar("Service")
 
@@ -30,10 +31,11 @@ class Roster(Generic[Service]):
     of a monotonic clock.
     """
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, reachable: Callable[[Service], bool | None] = lambda _: None) -> None:
         self.role = role  # "target" or "drafter", for error texts
         self.lacking = f"there is no {role}"  # why, where it is empty
         self.replaced: ServiceError | None = None  # set: no session is opened any more, as what is served is another
+        self._reachable = reachable  # whether a service can be reached now; None: that is not known
         self._places: dict[str, _Place[Service]] = {}
 
     def __len__(self) -> int:
@@ -70,14 +72,15 @@ class Roster(Generic[Service]):
             now: seconds.
 
         Returns:
-            The address that failed least recently, and of several such the one with the fewest sessions; None if no
-            address is left.
+            Of those that are likeliest to be there, the address that failed least recently, and of several such the
+            one with the fewest sessions; None if no address is left.
         """
 
-        def cost(address: str) -> tuple[bool, float, int]:
+        def cost(address: str) -> tuple[int, bool, float, int]:
             place = self._places[address]
-            forgiven = place.failed_at is None or now - place.failed_at >= FORGIVEN_SECONDS
-            return address in used, -inf if forgiven or place.failed_at is None else place.failed_at, place.sessions
+            failed = -inf if place.failed_at is None else place.failed_at
+            reached = LIKELIEST.index(self._reachable(place.service))
+            return reached, address in used, failed if now - failed < FORGIVEN_SECONDS else -inf, place.sessions
 
         free = (address for address, place in self._places.items() if not place.leaving and address not in blamed)
         chosen = min(free, key=cost, default=None)

@@ -88,14 +88,13 @@ class Assignment:
     def fault_of(self, drafted: Drafted, offset: int, asked: int) -> str:
         """What is wrong with draft tokens; empty if nothing is.
 
-        Args:
-            offset: letters of output where the first of them begins.
-            asked: draft tokens that are still due.
+        `offset`: letters of output where the first of them begins. `asked`: draft tokens that are still due.
         """
         if len(drafted.draft_tokens) > asked:
             return f"it sent {len(drafted.draft_tokens)} draft tokens, asked for {asked}"
+        with_rows = self.method.drafter_rows or self.audit is not None  # else nothing uses them
         for draft_token in drafted.draft_tokens:
-            fault = self._fault_of_token(draft_token) or self._fault_of_row(draft_token)
+            fault = self._fault_of_token(draft_token) or (self._fault_of_row(draft_token) if with_rows else "")
             if fault:
                 return fault
         return "" if self.audit is None else self.audit.fault_of(drafted, offset, self.pair)
@@ -109,9 +108,6 @@ class Assignment:
         return ""
 
     def _fault_of_row(self, draft_token: DraftToken) -> str:
-        """Rows are checked only where the method or an audit uses them."""
-        if not self.method.drafter_rows and self.audit is None:
-            return ""
         row, size = draft_token.row, self._size(draft_token)
         if row is None or not row.whole:
             return f"it proposed id {draft_token.token} without the whole row that it was drawn from"

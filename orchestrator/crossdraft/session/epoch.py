@@ -27,11 +27,8 @@ class Verdict(NamedTuple):
 class Epoch:
     """A draft that begins at letter `start` of the output.
 
-    Args:
-        number: counts the session's epochs from 1.
-        start: letters of output before the draft.
-        frontier: letters of output when the epoch began; at most `start`.
-        tokens: of output, then.
+    `number`: counts the session's epochs from 1. `start`: letters of output before the draft. `frontier`: letters of
+    output when the epoch began; at most `start`. `tokens`: of output, then.
     """
 
     def __init__(self, number: int, choice: Choice, pair: Pair, start: int, frontier: int, tokens: int = 0) -> None:
@@ -71,6 +68,12 @@ class Epoch:
         """Give the walk what it waits for."""
         self.waits_for = self._walk.send(answer)
 
+    def reveal(self) -> None:
+        """Give the walk, which waits for it, the next draft token."""
+        draft_token = self.draft_tokens[self.revealed]
+        self.revealed, self.missed = self.revealed + 1, 0
+        self.waits_for = self._walk.send(draft_token)
+
     def settle(self) -> None:
         """Let the walk go on without a draft token: none has come in time."""
         self.missed += 1
@@ -87,14 +90,9 @@ class Epoch:
     def extend(self, draft_tokens: Sequence[DraftToken]) -> None:
         """More of the draft has arrived."""
         letters = [draft_token_letters(self._pair, draft_token) for draft_token in draft_tokens]
-        self._ends += [len(self.drafted) + end for end in accumulate(map(len, letters))]
+        self._ends += [*accumulate(map(len, letters), initial=len(self.drafted))][1:]
         self.draft_tokens += draft_tokens
         self.drafted = Letters(self.drafted + "".join(letters))
-
-    def take(self) -> DraftToken:
-        """Reveal the next draft token."""
-        self.revealed, self.missed = self.revealed + 1, 0
-        return self.draft_tokens[self.revealed - 1]
 
     @property
     def alone(self) -> bool:
@@ -140,8 +138,10 @@ class Epoch:
 
     def contradicts(self, text: Letters) -> bool:
         """Whether draft and output differ. Only where the target draws by itself may that end an epoch."""
-        self._follow(text)
-        return self._agreed < min(len(self.drafted), len(text) - self.start)
+        place, drafted, written = self._agreed, len(self.drafted), len(text) - self.start
+        if place < drafted and place < written:
+            self._agreed = place = place + common_length(self.drafted[place:], text[self.start + place :])
+        return place < drafted and place < written
 
     def verdict(self, text: Letters) -> Verdict:
         """How far the draft held.
@@ -154,8 +154,3 @@ class Epoch:
         if isinstance(self.waits_for, Refused):
             agreed, refused = min(agreed, self.waits_for.offset - self.start), True
         return Verdict(bisect_right(self._ends, agreed), refused)
-
-    def _follow(self, text: Letters) -> None:
-        place = self._agreed
-        if place < len(self.drafted) and self.start + place < len(text):
-            self._agreed += common_length(self.drafted[place:], text[self.start + place :])

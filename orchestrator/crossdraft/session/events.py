@@ -4,10 +4,10 @@ A *lane* is one opened session with one service. Every opening has its own numbe
 recognized as outdated. Requests and replies are the messages of `crossdraft.types.messages`.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from crossdraft.text.letters import Letters
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import OpenDrafter, OpenTarget, PromptScored
 from crossdraft.types.messages import Reply as Reply
 from crossdraft.types.messages import Request as Request
@@ -21,14 +21,14 @@ class IllegalEventError(Exception):
 Lane = int  # counts the openings of one generation from 1, targets and drafters together
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Ready:
     """The lane is open."""
 
     lane: Lane
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Replied:
     """The service on this lane answered."""
 
@@ -36,7 +36,7 @@ class Replied:
     reply: Reply
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Lost:
     """The service on this lane failed, or could not be reached."""
 
@@ -53,7 +53,7 @@ class Timer(Enum):
     TARGET = "there is no target"
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Expired:
     """A timer ran out."""
 
@@ -61,14 +61,14 @@ class Expired:
     number: int
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Cancelled:
     """The client does not want the rest of the output."""
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Open:
-    """Open a session with a service that no other lane uses, preferring those that failed longest ago.
+    """Open a session with a service that no other lane uses, preferring one that is there and has not failed lately.
 
     Answered by Ready or Lost.
     """
@@ -78,7 +78,7 @@ class Open:
     after: float = 0.0  # seconds to wait before
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Send:
     """Send a request. Answered by Lost if that is impossible."""
 
@@ -86,7 +86,7 @@ class Send:
     request: Request
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Close:
     """End a lane; its later replies are ignored."""
 
@@ -94,7 +94,7 @@ class Close:
     blame: str = ""  # why this generation must not use the service again; empty: it may
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class SetTimer:
     """Deliver Expired(timer, number) after this time. A newer number of the same timer replaces it."""
 
@@ -103,7 +103,7 @@ class SetTimer:
     seconds: float
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Emitted:
     """A committed token."""
 
@@ -126,7 +126,7 @@ class Reason(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Finished:
     """The end of the session."""
 

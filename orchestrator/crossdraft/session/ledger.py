@@ -93,14 +93,16 @@ class Ledger:
 
     def heard(self, now: float) -> None:
         """The service has said something: it lives."""
-        self._silent, self.since = 0.0, now if self.owes else None
+        owes = self.owes
+        if not owes and self.since is not None:
+            self._busy += now - self._busy_since
+        self._silent, self.since = 0.0, now if owes else None
 
     def take(self, reply: Any, now: float) -> Asked | None:
         """A reply came; returns what it answers, or None if that was not due or is not wanted any more."""
         asked = self.answered = self._answered_by(reply)
         if asked is not None:
             asked.answered()
-            self._note(now)
             self.heard(now)
         return asked
 
@@ -110,9 +112,10 @@ class Ledger:
 
     def _answered_by(self, reply: Any) -> Asked | None:
         if isinstance(reply, messages.Drafted):
-            if self.draft is None or reply.epoch != self.epoch:
+            if self.draft is None or reply.epoch != self.draft.request.epoch:
                 return None
-            self._due = [one for one in self._due if one is not self.draft]
+            if self._due:
+                self._due = [one for one in self._due if one is not self.draft]
             self.received = max(self.received, reply.first + len(reply.draft_tokens))
             self.aside = self.aside or bool(reply.reason)
             return self.draft
@@ -122,9 +125,10 @@ class Ledger:
         return asked
 
     def _note(self, now: float) -> None:
-        if self.owes and self.since is None:
+        owes = self.owes
+        if owes and self.since is None:
             self.since, self._busy_since = now - self._silent, now
-        elif not self.owes and self.since is not None:
+        elif not owes and self.since is not None:
             self._silent, self.since = now - self.since, None
             self._busy += now - self._busy_since
 

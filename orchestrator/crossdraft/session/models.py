@@ -21,8 +21,7 @@ SAFE = tuple(method.name for method in METHODS.values() if not method.trusting)
 def tokenization_of(description: Description, side: Side) -> Tokenization:
     """The tokenizer in a service's description of its model.
 
-    Raises:
-        ValueError: it cannot be used; the text says why.
+    Raises ValueError: it cannot be used; the text says why.
     """
     tokenizer, size = description.tokenizer_json, description.vocabulary_size
     try:
@@ -68,8 +67,7 @@ class Models:
     def reads_hidden(self) -> bool:
         """Whether the drafter reads the target's hidden states.
 
-        Raises:
-            RequestError: it does, and this target's are not such as it reads, or mean other tokens.
+        Raises RequestError: it does, and this target's are not such as it reads, or mean other tokens.
         """
         if self.drafter is None or not self.drafter.hidden_size:
             return False
@@ -111,8 +109,7 @@ def with_defaults(request: GenerationRequest, own: SamplingDefaults) -> Generati
 def choose_method(request: GenerationRequest, models: Models) -> Method:
     """The method that the request names, or the default.
 
-    Raises:
-        RequestError: there is none of this name, or it does not go with the pair or with the request's overlap.
+    Raises RequestError: there is none of this name, or it does not go with the pair or with the request's overlap.
     """
     method = requested_method(request, models)
     if method is not None:
@@ -128,8 +125,7 @@ def choose_method(request: GenerationRequest, models: Models) -> Method:
 def requested_method(request: GenerationRequest, models: Models | None = None) -> Method | None:
     """The method that a request names, if it names one; of an unknown one the error lists those that `models` can do.
 
-    Raises:
-        RequestError: there is no method of this name, or it contradicts another field of the request.
+    Raises RequestError: there is no method of this name, or it contradicts another field of the request.
     """
     if request.method is None:
         return None
@@ -194,8 +190,7 @@ def fault_of_pair(method: Method, models: Models) -> str:
 def without_trust(request: GenerationRequest) -> GenerationRequest:
     """The request with a method that is exact with an untrusted drafter: the one asked for, or the default.
 
-    Raises:
-        RequestError: the method asked for needs a trusted drafter, or is refused anyway (`requested_method`).
+    Raises RequestError: the method asked for needs a trusted drafter, or is refused anyway (`requested_method`).
     """
     method = requested_method(request)
     if method is None:

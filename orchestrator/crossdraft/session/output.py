@@ -44,13 +44,14 @@ class Output:
         given, before = self._given, len(self.text)
         self.text = Letters(self.text + given.pair.target.letters[token])
         self.ids.append(token)
-        stops = given.stop and len(self.ids) > _least(given)
-        kept = _cut_by_stop(given, self.text, before) if stops else None
+        kept = None
+        if given.stop and len(self.ids) > _least(given):
+            kept = _cut_by_stop(given, self.text, before)
         if kept is None and token in given.ends:
             kept = len(self.text) if given.request.include_stop_str_in_output else before
         if kept is not None:
             return Ending(Reason.STOP, kept)
-        return Ending(Reason.LENGTH, len(self.text)) if self.left <= 0 else None
+        return Ending(Reason.LENGTH, len(self.text)) if len(self.ids) >= self._most else None
 
 
 def _least(given: Assignment) -> int:
@@ -103,15 +104,12 @@ class ShownText:
     def add(self, letters: Letters, kept: int | None = None) -> str:
         """The newly final text.
 
-        Args:
-            letters: of the tokens after those before.
-            kept: set with the last one: letters of the output that count.
+        `letters`: of the tokens after those before. `kept`: set with the last one: letters of the output that count.
         """
         self._letters.append(letters)
-        self._held += self._decoder.feed(letters)
+        text, back = self._held + self._decoder.feed(letters), self._held_back
         if kept is None:
-            final = max(0, len(self._held) - self._held_back)
-            new, self._held = self._held[:final], self._held[final:]
+            new, self._held = (text[:-back], text[-back:]) if back else (text, "")
         else:
             whole = Letters("".join(self._letters)[: self._begun + kept])
             new = to_bytes(whole).decode("utf-8", "replace")[self._length :]

@@ -151,13 +151,8 @@ class Conversation(Protocol):
 def admits(event: Event, state: State, lane: Conversation | None) -> bool:
     """Whether an event is to be taken; False: it is outdated.
 
-    Args:
-        event: what happened.
-        state: of the session.
-        lane: where it happened; None: on none, or on one that is over.
-
-    Raises:
-        IllegalEventError: it breaks a rule.
+    `event`: what happened. `state`: of the session. `lane`: where it happened; None: on none, or on one that is over.
+    Raises IllegalEventError: it breaks a rule.
     """
     if state is State.NEW:
         raise IllegalEventError("the session has not begun")

@@ -4,13 +4,12 @@ A lock-step round is the choice that drafts K tokens, waits for all of them and 
 up.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.drafter_side import DrafterSide
-from crossdraft.session.drafts import of_branch
+from crossdraft.session.drafter_side import DrafterSide, of_branch
 from crossdraft.session.epoch import Epoch, Verdict
 from crossdraft.session.events import (
     Cancelled,
@@ -44,6 +43,7 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.text.letters import Letters
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
@@ -53,7 +53,7 @@ NOT_YET = replace(PLAIN, reason="the drafter has not opened yet")
 NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
 LATE = "no draft token came in time"
-MOST_DECISIONS = 10_000  # that are kept for an explanation
+MAX_DECISIONS = 10_000  # that are kept for an explanation
 
 
 class Told(NamedTuple):
@@ -64,7 +64,7 @@ class Told(NamedTuple):
     undrafted: int = 0  # of these, as in `Session`
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Stall:
     """Waiting for draft tokens, the target idle."""
 
@@ -99,8 +99,7 @@ class Session:
     def start(self, now: float) -> list[Command]:
         """Begin at `now`, in seconds of a clock that never goes back. An output that had ended before ends at once.
 
-        Raises:
-            IllegalEventError: it has begun already.
+        Raises IllegalEventError: it has begun already.
         """
         if self.state is not State.NEW:
             raise IllegalEventError("the session has begun already")
@@ -116,8 +115,7 @@ class Session:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event, which happened at `now`; returns what is to be done, in order.
 
-        Raises:
-            IllegalEventError: the rules do not allow it; nothing has changed.
+        Raises IllegalEventError: the rules do not allow it; nothing has changed.
         """
         if not admits(event, self.state, self._lane_of(event)):
             return []
@@ -262,7 +260,6 @@ class Session:
 
     def _next_epoch(self) -> list[Command]:
         """End the running epoch: choose how to go on, and tell the drafter what was committed."""
-        self._report()
         self._report_end()
         text, drafter = self.output.text, self.drafter
         choice = self._choose()
@@ -328,7 +325,7 @@ class Session:
             return
         self._began = self._now if self._began is None else self._began
         latest = self.decisions[-1] if self.decisions else None
-        if latest is not None and (latest.choice == choice or len(self.decisions) == MOST_DECISIONS):
+        if latest is not None and (latest.choice == choice or len(self.decisions) == MAX_DECISIONS):
             self.decisions[-1] = replace(latest, epochs=latest.epochs + 1)
         else:
             self.decisions.append(Decision(self._now - self._began, 1, choice))
@@ -383,7 +380,6 @@ class Session:
 
     def _end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""
-        self._report()
         self._report_end()
         self._observe(Ended())
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
@@ -428,18 +424,31 @@ class Session:
                     foreseen = emit.kind is Kind.CORRECTED and epoch.choice.tree_nodes and self._guessed(emit.token)
                     commands += self._emit(emit.token, Kind.ACCEPTED if foreseen else emit.kind)
                     epoch.answer(None)
-                case NeedSample() if (sample := self.target.answers.sample) is not None:
-                    epoch.answer(sample.token)
-                case NeedDraftToken() as need if need.path:
-                    goes_on = not epoch.exhausted and self.target.answers.covers(need.path)
-                    epoch.answer(epoch.take() if goes_on else None)
-                case NeedDraftToken():
-                    if epoch.exhausted:
-                        commands += self._advance()  # what max_draft_tokens allows is due, not used up
-                    if not self._reveal():
-                        if not (epoch.outrun and self._bare):
-                            return commands
+                case NeedSample() as need:
+                    held = self.target.answers.held
+                    if held is None:
+                        if not self._over(need):
+                            return commands  # a pass will bring it
                         commands += self._next_epoch()
+                    elif isinstance(held.answer, Sample):
+                        epoch.answer(held.answer.token)
+                    else:
+                        self._begin_walk()  # a row that was meant for a draft serves as well
+                case NeedDraftToken() as need:
+                    if need.path and (epoch.exhausted or not self.target.answers.covers(need.path)):
+                        epoch.answer(None)
+                    elif not epoch.exhausted:
+                        self._end_stall()
+                        epoch.reveal()
+                    else:
+                        commands += self._advance()  # what max_draft_tokens allows is due, not used up
+                        if self._must_wait:
+                            if not (epoch.outrun and self._bare):
+                                return commands
+                            commands += self._next_epoch()
+                        else:
+                            self._report()
+                            epoch.settle()
                 case Refused():
                     commands += self._emit_known() if self._given.method.samples else []
                     commands += [] if self._finished else self._next_epoch()
@@ -447,9 +456,7 @@ class Session:
                     if self.drafter.told_epoch:
                         return commands + self.drafter.score(need, epoch.start, self._now)
                     commands += self._next_epoch()  # only the drafter knows
-                case NeedSample() if self.target.answers.row is not None:
-                    self._begin_walk()  # a row that was meant for a draft serves as well
-                case NeedRow() | NeedSample() as need:
+                case NeedRow() as need:
                     if not self._answer(need):
                         if not self._over(need):
                             return commands + self.target.fetch_needed(need)
@@ -470,20 +477,12 @@ class Session:
         ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, band, drafted)
         epoch.begin(matching.walk(ground) if alone else self._given.method.walk(ground), draws)
 
-    def _reveal(self) -> bool:
-        """Give the walk the next draft token, or none, so that it settles. False: it has to wait for one."""
-        epoch = self.epoch
-        if not epoch.exhausted:
-            self._end_stall()
-            epoch.answer(epoch.take())
-            return True
+    @property
+    def _must_wait(self) -> bool:
+        """Whether the walk, which has seen all draft tokens that are there, has to wait for one; else it settles."""
         waits = self.drafter.due and not self._given.method.samples
         # With no row at the frontier there is nothing to settle with: a pass is needed first.
-        if waits and (self.target.answers.held is None or not self._hurried):
-            return False
-        self._report()
-        epoch.settle()
-        return True
+        return waits and (self.target.answers.held is None or not self._hurried)
 
     def _emit_known(self) -> list[Command]:
         """What the target has drawn beyond a refusal, along another branch of the tree: it is output in any case."""
@@ -503,15 +502,13 @@ class Session:
         """Whether the target is not to wait for draft tokens."""
         return self._stall.over or self.epoch.choice.patience == 0
 
-    def _answer(self, need: NeedRow | NeedSample) -> bool:
-        """Answer the walk with what is at hand; False if it is not."""
-        answer = self.target.answers.answer(need)
-        beyond = isinstance(need, NeedRow) and need.known  # of the pass of a tree only
-        if beyond and not self.epoch.choice.tree_nodes:
-            answer = None
-        if answer is None and not beyond:
+    def _answer(self, need: NeedRow) -> bool:
+        """Answer the walk with the row that is at hand; False if it is not."""
+        beyond = need.known and not self.epoch.choice.tree_nodes  # only the pass of a tree brings what is known beyond
+        row = None if beyond else self.target.answers.answer(need)
+        if row is None and not need.known:
             return False
-        self.epoch.answer(answer.token if isinstance(answer, Sample) else answer)
+        self.epoch.answer(row)
         return True
 
     def _over(self, need: NeedRow | NeedSample) -> bool:
@@ -585,19 +582,20 @@ class Session:
 
     # What the controller is told of drafts.
 
-    def _report(self) -> None:
+    def _report(self) -> Verdict:
         """Tell the controller how far the draft has held since the last time, if anything is new."""
         before, verdict = self._told, self.epoch.verdict(self.output.text)
         held, tokens = before.verdict, self.counts.tokens
         if verdict == held and tokens == before.tokens:
-            return
+            return verdict
         self._told = Told(verdict, tokens, self._undrafted)
         accepted, refused = verdict.accepted - held.accepted, verdict.refused and not held.refused
         settled = self._undrafted - before.undrafted
         self._observe(Judged(accepted, refused, tokens - before.tokens, settled))
+        return verdict
 
     def _report_end(self) -> None:
-        """Count the epoch, which is over; the next one begins without a verdict."""
-        verdict = self.epoch.verdict(self.output.text)
+        """Likewise; and count the epoch, which is over: the next one begins without a verdict."""
+        verdict = self._report()
         self.counts.round(len(self.epoch.draft_tokens), verdict.accepted, verdict.refused)
         self._told = Told(Verdict(), self.counts.tokens, self._undrafted)

@@ -2,18 +2,19 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.drafts import Branches
+from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Reply, Send, SetTimer, Timer
 from crossdraft.session.output import Output
 from crossdraft.session.rules import TargetState
 from crossdraft.speculation.choice import PassSeen
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import (
     FetchRow,
     HiddenStates,
@@ -29,15 +30,15 @@ from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
-from crossdraft.verification.walk import NeedRow, NeedSample, WalkStep
+from crossdraft.verification.walk import NeedRow, WalkStep
 
-LONGEST_BACKOFF = 1.0  # seconds
-MOST_STATES = 64  # hidden states that a drafter is told at once: the newest
+MAX_BACKOFF = 1.0  # seconds
+MAX_STATES = 64  # hidden states that a drafter is told at once: the newest
 NOTHING_GUESSED = Plan(TokenTree(), ())
 SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whole row; rows sum to one within 1e-4
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Flight:
     """A pass that was sent. Of a run, `paths` is the one that it is at."""
 
@@ -97,9 +98,7 @@ class Held(NamedTuple):
 class Answers:
     """Rows and samples that passes have brought, by the ids from the frontier on that lead to them.
 
-    Args:
-        ids: of the output; the caller appends to it.
-        head: ids of a row that the target sends unasked.
+    `ids`: of the output; the caller appends to it. `head`: ids of a row that the target sends unasked.
     """
 
     def __init__(self, ids: list[int], head: int) -> None:
@@ -113,9 +112,11 @@ class Answers:
     @property
     def held(self) -> Held | None:
         """What is known at the frontier."""
-        if self._frontier[0] != len(self._ids):
-            self._frontier = len(self._ids), self._held.get(tuple(self._ids[self._base :]))
-        return self._frontier[1]
+        count, held = self._frontier
+        if count != len(self._ids):
+            held = self._held.get(tuple(self._ids[self._base :]))
+            self._frontier = len(self._ids), held
+        return held
 
     def after(self, path: Path) -> Held | None:
         """What is known after this path from the frontier on."""
@@ -131,18 +132,16 @@ class Answers:
         ids = (*self._ids[root:], *path)
         return own[: len(ids)] == ids
 
-    def answer(self, need: NeedRow | NeedSample) -> Row | Sample | None:
-        """What the walk needs, if it is known. A row is no draw, and a draw no row.
+    def answer(self, need: NeedRow) -> Row | None:
+        """The row that the walk needs, if it is known; a draw is none.
 
-        Of a row only the head and the ids that the need lists: which other ids were listed depends on draft tokens
-        that the walk has not revealed.
+        Only the head and the ids that the need lists: which other ids were listed depends on draft tokens that the walk
+        has not revealed.
         """
-        held = self.after(path_of(need))
-        if held is None:
+        held = self.after(need.path)
+        if held is None or isinstance(held.answer, Sample):
             return None
         row = held.answer
-        if isinstance(row, Sample) or isinstance(need, NeedSample):
-            return row if isinstance(row, Sample) and isinstance(need, NeedSample) else None
         if need.whole:
             return row if row.whole else None
         if not row.lists(need.listed):
@@ -165,12 +164,12 @@ class Answers:
     def log_probabilities(self, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """Of a token at the frontier, in nats, and of the likeliest ids there; None if they did not come with it."""
         found = self.held
-        match None if found is None else found.answer:
-            case Sample() as sample:
-                return sample.log_probability, sample.likely
-            case Row(log_probabilities=values) as row if values is not None:
-                return float(values[row.ids == token][0]), row.likely
-        return None, ()
+        answer = None if found is None else found.answer
+        if isinstance(answer, Sample):
+            return answer.log_probability, answer.likely
+        if answer is None or answer.log_probabilities is None:
+            return None, ()
+        return float(answer.log_probabilities[answer.ids == token][0]), answer.likely
 
     def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
@@ -258,8 +257,7 @@ class TargetLane:
     def expects(self, reply: PassDone | RowFetched | PromptScored) -> bool:
         """Whether it answers what was asked.
 
-        Raises:
-            IllegalEventError: it is the row that was asked for, and contradicts the head sent before.
+        Raises IllegalEventError: it is the row that was asked for, and contradicts the head sent before.
         """
         match reply:
             case PassDone():
@@ -356,14 +354,14 @@ class TargetSide:
         self._timer = 0  # number of the latest
         # Hidden states that passes have brought since the drafter was told some: tokens of output before each pass, the
         # path from there, the state after it.
-        self._hidden: deque[tuple[int, Path, bytes]] = deque(maxlen=MOST_STATES)
+        self._hidden: deque[tuple[int, Path, bytes]] = deque(maxlen=MAX_STATES)
 
     # Lanes: opening, losing, replacing.
 
     def open(self) -> list[Command]:
         """Open as many lanes as are missing; the first lost one is replaced at once."""
         given, failures = self._given, min(self._failing[0], 10)
-        pause = 0.0 if failures <= 1 else min(LONGEST_BACKOFF, 0.025 * 2.0**failures)
+        pause = 0.0 if failures <= 1 else min(MAX_BACKOFF, 0.025 * 2.0**failures)
         commands: list[Command] = []
         while len(self.lanes) < self._wanted:
             lane = TargetLane(next(self._numbers), given.open_target.prompt, self.answers)
@@ -520,8 +518,8 @@ class TargetSide:
             listed = tuple(listed[node] for node in wanted)
         number = 1 if lane.latest is None else lane.latest.sent.number + 1
         sent = Pass(number, tuple(ids[lane.told :]), plan.tree, listed, wanted, epoch.draws, run)
-        paths = tuple(plan.tree.paths())
-        answered = paths if wanted is None else tuple(paths[node] for node in wanted)
+        paths = plan.tree.paths()
+        answered = tuple(paths if wanted is None else [paths[node] for node in wanted])
         return lane.send(Flight(lane.number, sent, len(ids), answered, plan.own, half=run - run // 2), len(ids))
 
     def fetch_late(self, epoch: Epoch, first: int) -> list[Command]:
@@ -541,15 +539,15 @@ class TargetSide:
         self._counts.add(rows_completed=len(commands))
         return commands
 
-    def fetch_needed(self, need: NeedRow | NeedSample) -> list[Command]:
+    def fetch_needed(self, need: NeedRow) -> list[Command]:
         """The row that is held lacks what the walk needs: fetch it, or let another pass bring it."""
-        held = self.answers.after(path_of(need))
-        if held is None or isinstance(need, NeedSample):
+        held = self.answers.after(need.path)
+        if held is None:
             return []  # a pass will bring it
         lane = self.lanes.get(held.lane)
         fetch = None if lane is None else lane.fetch(held.number, held.node, None if need.whole else need.listed)
         if fetch is None:
-            self.answers.forget(path_of(need))
+            self.answers.forget(need.path)
             return []
         self._counts.add(rows_fetched=need.whole and len(fetch), rows_completed=not need.whole and len(fetch))
         return fetch
@@ -565,6 +563,8 @@ class TargetSide:
 
     def _length(self, tree: TokenTree) -> int:
         """Letters of the longest path."""
+        if tree.is_chain:
+            return len(self._given.pair.target.letters_of(tree.tokens))
         letters = self._given.pair.target.letters
         ends = [0]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from crossdraft.types.messages import MOST_DRAFT_TOKENS, MOST_RUN
+from crossdraft.types.messages import MAX_RUN, MOST_DRAFT_TOKENS
 from crossdraft.types.trees import MOST_NODES, tree_width
 
 
@@ -41,7 +41,7 @@ class Choice:
             and (not nodes or (not self.overlap and self.max_draft_tokens < nodes <= MOST_NODES))
             and 0 <= self.least_likely <= 1
             and 1 <= self.chunk <= MOST_DRAFT_TOKENS
-            and 1 <= self.run <= MOST_RUN
+            and 1 <= self.run <= MAX_RUN
             and min(self.patience, self.review_after) >= 0
         )
         if not valid:

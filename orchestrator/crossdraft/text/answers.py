@@ -118,10 +118,8 @@ class AnswerForm:
     def grammar(self, functions: Sequence[Function], free: bool, content: Grammar | None = None) -> Grammar | None:
         """What an answer is to be, once its reasoning has ended; None: anything. Raises ValueError.
 
-        Args:
-            functions: that it may call, by their schemas; none: content alone counts.
-            free: whether there may be content as well, or something else than calls.
-            content: what that is to be; None: anything.
+        `functions`: that it may call, by their schemas; none: content alone counts. `free`: whether there may be
+        content as well, or something else than calls. `content`: what that is to be; None: anything.
         """
         tools, rules, ways = self.tools, list[str](), list[str]()
         if tools is not None and functions and (tools.spelled or content is not None or not free):

@@ -34,8 +34,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] = NO_SETTINGS) -> str:
         """The chat as the model's text, up to where its answer begins; special tokens are in it by name.
 
-        Raises:
-            ChatTemplateError: the template is damaged, or cannot write these messages.
+        Raises ChatTemplateError: the template is damaged, or cannot write these messages.
         """
         try:
             usual = {"tools": None, "documents": None, "add_generation_prompt": True, **dict(self.tokens)}

@@ -67,8 +67,7 @@ class TokenFrequencies:
 def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: Iterable[str]) -> TokenFrequencies:
     """Counts the ids of texts, each tokenized as the middle of an output: no begin symbol, no prefix space.
 
-    Raises:
-        ValueError: the tokenizer writes ids that the model's logits row does not have, or there is nothing to count.
+    Raises ValueError: the tokenizer writes ids that the model's logits row does not have, or there is nothing to count.
     """
     size = tokenization.vocabulary.size
     counts = np.zeros(size, dtype=np.int64)
@@ -83,8 +82,7 @@ def count_frequencies(tokenizer_json: str, tokenization: Tokenization, texts: It
 def read_frequencies(path: Path, tokenizer_json: str, model: str) -> TokenFrequencies:
     """Reads a file of frequencies for this tokenizer.
 
-    Raises:
-        FrequenciesError: there is no such file, it is damaged, or it was made with another tokenizer.
+    Raises FrequenciesError: there is no such file, it is damaged, or it was made with another tokenizer.
     """
     advice = f"make one with: crossdraft frequencies --model {model} CORPUS -o FILE"
     try:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, to_bytes
 
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
-LONGEST = 2**16  # characters of a grammar
+MAX_LENGTH = 2**16  # characters of a grammar
 COSTLY = ("multipleOf", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
 COMPILING = 2  # threads
 TRIAL_SECONDS = 2  # of processor time that compiling may take
@@ -79,8 +79,7 @@ class GrammarKind(StrEnum):
 class Grammar:
     """What an output must be; a stop string or `max_tokens` may still cut it.
 
-    Raises:
-        ValueError: it is too long, or no text.
+    Raises ValueError: it is too long, or no text.
     """
 
     kind: GrammarKind | str
@@ -90,8 +89,8 @@ class Grammar:
         if self.kind not in [*GrammarKind]:
             raise ValueError(f"the kind of a grammar must be one of {', '.join(GrammarKind)}, got {self.kind!r}")
         object.__setattr__(self, "kind", GrammarKind(self.kind))
-        if not (isinstance(self.text, str) and 0 < len(self.text) <= LONGEST):
-            raise ValueError(f"a grammar, schemas of tools included, must be a text of 1 to {LONGEST} characters")
+        if not (isinstance(self.text, str) and 0 < len(self.text) <= MAX_LENGTH):
+            raise ValueError(f"a grammar, schemas of tools included, must be a text of 1 to {MAX_LENGTH} characters")
         try:
             self.text.encode()
         except UnicodeEncodeError as error:
@@ -194,9 +193,7 @@ class _Tokens:
 class GrammarCompiler:
     """Compiles grammars for a model's columns. May be used by several threads, and not in an event loop.
 
-    Args:
-        letters: of each column of the model's logits; none: for letters alone.
-        ends: columns that end outputs.
+    `letters`: of each column of the model's logits; none: for letters alone. `ends`: columns that end outputs.
     """
 
     def __init__(self, letters: Sequence[Letters] = (), ends: Collection[int] = ()) -> None:
@@ -215,11 +212,7 @@ class GrammarCompiler:
         return LLTokenizer(TokenizerWrapper(_Tokens(every)))
 
     def matcher(self, grammar: Grammar, ends: Collection[int] = ()) -> "GrammarMatcher":
-        """Follows one output, which further columns may end, too.
-
-        Raises:
-            GrammarError: it cannot be compiled.
-        """
+        """Follows one output, which further columns may end, too. Raises GrammarError: it cannot be compiled."""
         with self._lock:  # who asks for it meanwhile waits for the same
             compiling = self._compiled.pop(grammar, None)
             compiling = compiling or _compiling().submit(_compile, self._tokenizer, grammar)
@@ -361,10 +354,8 @@ class GrammarMatcher:
         """Which columns may follow an output `text` with each of some paths after it.
 
         Where no column may, as after a path that does not fit the grammar itself, all but those that end outputs may:
-        nothing that the target has drawn leads there.
-
-        Raises:
-            GrammarError: no column may follow the text itself, and one `must`; or a limit of the library is exceeded.
+        nothing that the target has drawn leads there. Raises GrammarError: no column may follow the text itself, and
+        one `must`; or a limit of the library is exceeded.
         """
         with self._lock:
             began, found = thread_time(), {}
@@ -381,8 +372,7 @@ class GrammarMatcher:
     def fitting(self, text: Letters, following: Letters) -> Letters:
         """As much of what is to follow a text as fits the grammar, then letters that it leaves no choice about.
 
-        Raises:
-            GrammarError: a limit of the library is exceeded.
+        Raises GrammarError: a limit of the library is exceeded.
         """
         with self._lock:
             began, fitting = thread_time(), NOTHING

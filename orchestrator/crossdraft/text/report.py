@@ -124,11 +124,8 @@ class CompatibilityReport:
 def compare(target: Tokenization, drafter: Tokenization, sample: str, longest: int = 0) -> CompatibilityReport:
     """Compares two tokenizers.
 
-    Args:
-        target: of the target.
-        drafter: of the drafter.
-        sample: text of the kind that will be served.
-        longest: letters of the target tokens whose combinations are counted, at most; 0: all.
+    `target`: of the target. `drafter`: of the drafter. `sample`: text of the kind that will be served. `longest`:
+    letters of the target tokens whose combinations are counted, at most; 0: all.
     """
     checks = _checks(target, drafter)
     ours, theirs = strings_of(target.vocabulary), strings_of(drafter.vocabulary)

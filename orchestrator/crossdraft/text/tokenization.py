@@ -51,9 +51,8 @@ class Segment:
 class Tokenization:
     """A tokenizer with the letters of its vocabulary.
 
-    Raises:
-        ValueError: its decoder does not write the letters of one token after those of another, or an id that every
-            prompt begins with is beyond the model's row of logits.
+    Raises ValueError: its decoder does not write the letters of one token after those of another, or an id that every
+    prompt begins with is beyond the model's row of logits.
     """
 
     def __init__(self, tokenizer_json: str, vocabulary: Vocabulary) -> None:
@@ -171,12 +170,8 @@ class Tokenization:
         No prefix space or special token is added, and nothing is cleaned up. Bytes that are not UTF-8 become
         single-byte tokens. Unless the tokenizer is `lossy`, the letters of the ids are those given.
 
-        Args:
-            letters: any letters.
-            leave_out: leave out what has no token here.
-
-        Raises:
-            NotExpressible: a control symbol or a byte has no token here.
+        `letters`: any letters. `leave_out`: leave out what has no token here. Raises NotExpressible: a control symbol
+        or a byte has no token here.
         """
         segments = segments_of(letters, self._unwritable)
         ids: list[int] = []
@@ -274,7 +269,12 @@ def _by_characters(encoding: Encoding) -> Iterator[tuple[tuple[int, int], list[i
         yield span, tokens
 
 
-_BLANKS = frozenset(" \n\r\t")
+# As much as there is up to a boundary: a control symbol on either side, the first blank of a run, or a letter after a
+# single line break.
+_TO_BOUNDARY = re.compile(
+    r"(?s:.*)(?:(?<=[\u0100-\U0010ffff])|(?=[\u0100-\U0010ffff])|(?<=[^ \n\r\t])(?=[ \t])|(?<=[0-9A-Za-z])(?=[\n\r])"
+    r"|(?<=[\n\r])(?<![ \n\r\t][\n\r])(?=[0-9A-Za-z]))"
+)
 
 
 def segments_of(letters: Letters, unwritable: str = "") -> list[Segment]:
@@ -323,9 +323,14 @@ class LetterDecoder:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False  # an incomplete character
 
     def feed(self, letters: Letters) -> str:
-        return self._decoder.decode(to_bytes(letters))
+        if letters.isascii() and not self._holds:  # nearly always
+            return letters
+        text = self._decoder.decode(to_bytes(letters))
+        self._holds = bool(self.held)
+        return text
 
     @property
     def held(self) -> Letters:
@@ -334,6 +339,7 @@ class LetterDecoder:
 
     def flush(self) -> str:
         """U+FFFD if an incomplete character is held back; the decoder can then be reused."""
+        self._holds = False
         return self._decoder.decode(b"", final=True)
 
 
@@ -343,12 +349,6 @@ def last_word_boundary(letters: Letters, before: int, least: int = 0) -> int:
     A boundary is an offset where a run of blanks (space, tab, line break) begins, and either side of a control symbol.
     Many tokenizers join line breaks to punctuation around them: a letter after a single one begins another token.
     """
-    least = max(0, least)
-    for offset in range(min(before, len(letters)), least, -1):
-        left, right = letters[offset - 1], letters[offset : offset + 1]
-        control = ord(max(left, right)) >= FIRST_CONTROL
-        begins = right in _BLANKS and left not in _BLANKS and (right in " \t" or (left.isascii() and left.isalnum()))
-        single = left in "\n\r" and letters[max(0, offset - 2) : offset - 1] not in _BLANKS
-        if control or begins or (single and right.isascii() and right.isalnum()):
-            return offset
-    return least
+    least, last = max(0, least), min(before, len(letters))
+    found = _TO_BOUNDARY.match(letters, least + 1, last + 1) if last > least else None
+    return least if found is None else min(found.end(), last)  # the letter at `last` may be a control symbol

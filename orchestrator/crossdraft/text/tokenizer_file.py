@@ -65,10 +65,8 @@ def load_tokenizer_json(
 
     The end symbols are those of all these files that the model has rows for. A single one is END_OF_SEQUENCE; of
     several, those with a usual end-of-turn name are END_OF_TURN. The chat template is `template`, if it is given.
-
-    Raises:
-        TokenizerMissing: no tokenizer.json there, or the hub cannot be asked.
-        ValueError: one of the files is damaged.
+    Raises TokenizerMissing: no tokenizer.json there, or the hub cannot be asked; ValueError: one of the files is
+    damaged.
     """
     find = _files_of(folder_or_hub_id)
     elsewhere = None if generation_config in (OWN, NEUTRAL) else _files_of(generation_config)("generation_config.json")

@@ -75,11 +75,7 @@ def components(part: Part | None) -> Iterator[Part]:
 
 
 def anatomy_of(tokenizer_json: str) -> Anatomy:
-    """Reads a tokenizer.json.
-
-    Raises:
-        TokenizerNotSupported: its tokens are not plain strings of letters.
-    """
+    """Reads a tokenizer.json. Raises TokenizerNotSupported: its tokens are not plain strings of letters."""
     whole: Part = json.loads(tokenizer_json)
     model: Part = whole["model"]
     _check(model)
@@ -252,11 +248,7 @@ class Vocabulary:
         return self._ranks.get(token, 0)
 
     def letters_of(self, ids: Iterable[int]) -> Letters:
-        """The letters of a sequence of ids.
-
-        Raises:
-            IndexError: an id is not below the vocabulary's size.
-        """
+        """The letters of a sequence of ids. Raises IndexError: an id is not below the vocabulary's size."""
         return Letters("".join(map(self.letters.__getitem__, ids)))
 
 

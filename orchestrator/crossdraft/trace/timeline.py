@@ -1,37 +1,148 @@
-"""What a session did, as spans of time: which model worked when, which messages were under way, what came of it.
+"""What a session did, as spans of time: which model worked when, which messages were under way, what came of it, and
+what its walks judged.
 
-`Watch` takes them piece by piece while the session runs. All times are seconds since the session was started.
+A recorder is told the steps of a session; `Watch` is one that takes spans of them while the session runs. All times of
+spans are seconds since the session was started.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
+from crossdraft.session import events
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.events import (
-    Close,
-    Emitted,
-    Event,
-    Expired,
-    Lane,
-    Lost,
-    Open,
-    Ready,
-    Replied,
-    Reply,
-    Request,
-    Send,
-    SetTimer,
-    Timer,
-)
 from crossdraft.session.ledger import Asked, Ledger
-from crossdraft.text.letters import to_bytes
-from crossdraft.trace.recording import Judged, Step, watched
+from crossdraft.text.letters import Letters, to_bytes
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenTarget, Pass, PassDone, RunTo, Scored
+from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.statistics import Kind
+from crossdraft.verification import rejection
+from crossdraft.verification.methods import METHODS
+from crossdraft.verification.walk import (
+    Answer,
+    Emit,
+    Ground,
+    Method,
+    NeedDraftToken,
+    NeedRow,
+    Walk,
+    WalkStep,
+    draft_token_letters,
+)
+
+
+@quick_dataclass(frozen=True, eq=False)
+class Step:
+    """One call of the session's state machine."""
+
+    now: float  # seconds of the monotonic clock
+    event: events.Event | None  # None: the start
+    commands: tuple[events.Command, ...]
+    seconds: float = 0.0  # duration of the call
+    row_misses: int = 0  # so far
+
+
+class Recorder(Protocol):
+    """Is told every step of a session."""
+
+    def record(self, step: Step) -> None:
+        """Called after each step; does not block and does not raise."""
+        ...
+
+    def close(self) -> None:
+        """The session is over."""
+        ...
+
+
+@dataclass(eq=False)
+class Judged:
+    """A draft token that a walk has asked for, and what came of it."""
+
+    letters: Letters
+    start: int  # letters of the draft before it
+    token: int | None  # its target id; None: the target has no such token
+    q: float | None  # with which it was drafted; None: the method needs no row
+    before: float | None  # chance that those before it in its block are accepted; None: it is judged by its text
+    p: float | None = None  # the target's; None: the method does not ask for it
+    verdict: str = ""
+
+    @property
+    def chance(self) -> float | None:
+        """That it is accepted as a whole token."""
+        known = self.q and self.p is not None and self.before is not None
+        return min(1.0, self.before * self.p / self.q) if known else None  # type: ignore[operator]
+
+    def __str__(self) -> str:
+        numbers = {"q": self.q, "p": self.p, "chance": self.chance}
+        shown = [f"{name} {value:.3f}" for name, value in numbers.items() if value is not None]
+        return f"{_shown(self.letters)}: {', '.join([*shown, self.verdict])}"
+
+
+def watched(method: Method, judged: list[Judged]) -> Method:
+    """The method, whose walks add each draft token to a list once it is known what became of it."""
+
+    def walk(ground: Ground) -> Walk:
+        notes, steps = _Notes(ground, judged, method), method.walk(ground)
+        answer: Answer = None
+        with suppress(StopIteration):
+            while True:
+                step = steps.send(answer)
+                answer = yield step
+                notes.add(step, answer)
+
+    return replace(method, walk=walk)
+
+
+class _Notes:
+    """What one walk asked for and decided."""
+
+    def __init__(self, ground: Ground, judged: list[Judged], method: Method) -> None:
+        self._pair, self._judged, self._whole_draft = ground.pair, judged, method.whole_draft
+        self._by_tokens = (
+            METHODS.get(method.name, method).walk is rejection.walk
+        )  # not by texts; also where it is watched
+        self._text, self._due, self._drafted = str(ground.ahead), list[Judged](), 0  # output since the draft began
+
+    def add(self, step: WalkStep, answer: Answer) -> None:
+        match step, answer:
+            case NeedDraftToken(path), DraftToken(token, row, whose) as drafted:
+                before = self._due[-1].chance if path and self._due else 1.0
+                own = token if whose is Whose.TARGET else self._pair.target_id(token)
+                letters, q = draft_token_letters(self._pair, drafted), None if row is None else row.probability(token)
+                self._due.append(Judged(letters, self._drafted, own, q, before if self._by_tokens else None))
+                self._drafted += len(letters)
+                self._decide("")
+            case NeedRow(path=path), Row() as p if self._due and not self._whole_draft:
+                one, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
+                if one.start == len(self._text) + path_letters:
+                    with suppress(KeyError):  # the row need not list it
+                        one.p = 0.0 if one.token is None else p.probability(one.token)
+            case Emit(token, kind), _:
+                self._text += self._pair.target.letters[token]
+                wrong = kind is Kind.CORRECTED and self._by_tokens  # though its text may begin so
+                self._decide(_shown(self._pair.target.letters[token]), wrong)
+
+    def _decide(self, emitted: str, wrong: bool = False) -> None:
+        """Of those at the beginning of what is due that the output has reached; `wrong`: the first is refused."""
+        agrees = True
+        while agrees and self._due:
+            one = self._due[0]
+            there = self._text[one.start :][: len(one.letters)]
+            agrees = one.letters.startswith(there) and not wrong
+            if agrees and len(there) < len(one.letters):
+                return
+            one.verdict = "accepted" if agrees else f"refused: {emitted or 'other text'} takes its place"
+            self._judged.append(self._due.pop(0))
+
+
+def _shown(letters: str) -> str:
+    return repr(to_bytes(Letters(letters)).decode("utf-8", "replace"))
+
 
 DRAFTER, TARGET = "drafter", "target"  # lanes of services; of those used side by side the second is "target 2"
 VERIFICATION = "verification"  # the lane of the session itself
@@ -167,9 +278,9 @@ class Watch:
         self._spans: list[Span] = []  # all but what `Service` has
         self._began: float | None = None
         self._epoch = 0
-        self._services: dict[Lane, Service] = {}
+        self._services: dict[events.Lane, Service] = {}
         self._over: list[Service] = []  # whose sessions have ended
-        self._asked: dict[tuple[Lane, int], tuple[float, int, bool]] = {}  # see `_passed`
+        self._asked: dict[tuple[events.Lane, int], tuple[float, int, bool]] = {}  # see `_passed`
         self._waiting: float | None = None  # since when the target stands idle for draft tokens
         self._stall = 0  # number of the latest timer of that
 
@@ -194,19 +305,19 @@ class Watch:
         handled, self.now = max(begin, self.now), max(begin, self.now) + step.seconds
         misses, self._misses = step.row_misses - self._misses, step.row_misses
         match step.event:
-            case Ready(lane):
+            case events.Ready(lane):
                 track = self._services[lane].track
                 self._mark(What.OPENED, f"{track} is open", begin, track)
-            case Lost(lane, error):
+            case events.Lost(lane, error):
                 self._lost(lane, str(error), begin)
-            case Replied(lane, reply):
+            case events.Replied(lane, reply):
                 self._replied(lane, reply, begin)
-            case Expired(Timer.STALL, number) if self._waiting is not None and number == self._stall:
+            case events.Expired(events.Timer.STALL, number) if self._waiting is not None and number == self._stall:
                 self._mark(What.STALLED, "the wait for draft tokens timed out", begin)
         while self._judged:
             self._mark(What.JUDGED, str(self._judged.pop(0)), self.now)
         self._commands(step, misses > 0)
-        tokens = [one for one in step.commands if isinstance(one, Emitted)]
+        tokens = [one for one in step.commands if isinstance(one, events.Emitted)]
         self._add(VERIFICATION, handled, self.now, What.SESSION, name_of(step.event), len(tokens))
         for token in tokens:
             text = to_bytes(token.letters).decode("utf-8", "replace")
@@ -215,21 +326,21 @@ class Watch:
     def _commands(self, step: Step, miss: bool) -> None:
         for command in step.commands:
             match command:
-                case Open(lane, request):
+                case events.Open(lane, request):
                     self._open(lane, TARGET if isinstance(request, OpenTarget) else DRAFTER)
-                case Close(lane):
+                case events.Close(lane):
                     self._lost(lane, command.blame or "it is not needed any more", self.now)
-                case Send(lane, request):
+                case events.Send(lane, request):
                     self._send(lane, request, miss)
-                case SetTimer(Timer.STALL, number):
+                case events.SetTimer(events.Timer.STALL, number):
                     self._stall = number
                     self._waiting = self.now if self._waiting is None else self._waiting
-                case Emitted():
+                case events.Emitted():
                     self._begin_epoch(command.epoch)
                     if command.kind is Kind.CORRECTED:
                         self._mark(What.REFUSED, f"refused; {command.letters!r} takes its place", self.now)
 
-    def _open(self, lane: Lane, role: str) -> None:
+    def _open(self, lane: events.Lane, role: str) -> None:
         live = {one.track for one in self._services.values()}
         free = [one.track for one in self._over if one.track.startswith(role) and one.track not in live]
         if not free:
@@ -237,13 +348,13 @@ class Watch:
             free = [role if self._used[role] == 1 else f"{role} {self._used[role]}"]
         self._services[lane] = Service(free[-1])
 
-    def _lost(self, lane: Lane, why: str, at: float) -> None:
+    def _lost(self, lane: events.Lane, why: str, at: float) -> None:
         service = self._services.pop(lane, None)
         if service is not None:
             self._over.append(service)
             self._mark(What.LOST, f"{service.track}: {why}", at, service.track)
 
-    def _send(self, lane: Lane, request: Request, miss: bool) -> None:
+    def _send(self, lane: events.Lane, request: events.Request, miss: bool) -> None:
         service = self._services[lane]
         if isinstance(request, Draft):
             self._begin_epoch(request.epoch)
@@ -258,7 +369,7 @@ class Watch:
         else:
             service.asked.append((self.now, name_of(request), self._epoch))
 
-    def _replied(self, lane: Lane, reply: Reply, at: float) -> None:
+    def _replied(self, lane: events.Lane, reply: events.Reply, at: float) -> None:
         service = self._services[lane]
         asked = service.ledger.take(reply, at)
         if isinstance(reply, PassDone):
@@ -269,7 +380,7 @@ class Watch:
         else:  # takes a model no time
             self._mark(What.RECEIVED, name_of(reply), at, service.track)
 
-    def _passed(self, track: str, lane: Lane, asked: Asked, reply: PassDone, at: float) -> None:
+    def _passed(self, track: str, lane: events.Lane, asked: Asked, reply: PassDone, at: float) -> None:
         """The model's work on a pass, or on tokens of a run, in the middle of its round trip; and its messages."""
         since, epoch, miss = self._asked[lane, reply.number]
         self._asked[lane, reply.number] = at, epoch, miss
@@ -293,13 +404,13 @@ class Watch:
         self._spans.append(Span(lane, begin, end, what, label, self._epoch, count))
 
 
-def name_of(value: Event | Request | Reply | None) -> str:
+def name_of(value: events.Event | events.Request | events.Reply | None) -> str:
     match value:
         case None:
             return "start"
-        case Replied(_, reply):
+        case events.Replied(_, reply):
             return name_of(reply)
-        case Expired(timer):
+        case events.Expired(timer):
             return f"a timer ran out: {timer.value}"
         case Draft(epoch):
             return f"draft, epoch {epoch}" + (f", from branch {value.adopt}" if value.adopt else "")

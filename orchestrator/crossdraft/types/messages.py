@@ -15,16 +15,17 @@ from crossdraft.config.request import Sampling
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import Letters
+from crossdraft.types import quick_dataclass
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
 
-MOST_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
-MOST_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
+MAX_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
+MAX_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
 # Of SamplingOptions: for what a request leaves out, a model may have settings of its own.
 MODEL_SETTINGS = tuple(one.name for one in fields(Sampling) if isinstance(one.default, LeftOut))
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class NoiseKey:
     """Key of the noise of `verification.noise`; the other inputs are letter offset, letters and rank."""
 
@@ -37,10 +38,7 @@ class SamplingOptions(Sampling):
     """How logits become a row; options are applied in vLLM's order (`engine.distributions`).
 
     What a request leaves out of MODEL_SETTINGS are the model's own settings; given numbers count, also if they are
-    those below.
-
-    Raises:
-        ValueError: an option is out of its range; the message says which, and the range.
+    those below. Raises ValueError: an option is out of its range; the message says which, and the range.
     """
 
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
@@ -76,8 +74,7 @@ class SamplingOptions(Sampling):
 class SamplingDefaults:
     """A model's own settings, for requests that leave them out; None: it has none.
 
-    Raises:
-        ValueError: one of them is no number, or out of its range.
+    Raises ValueError: one of them is no number, or out of its range.
     """
 
     temperature: float | None = None
@@ -155,7 +152,7 @@ class Description:
     hidden_size: int = 0  # numbers of a hidden state: of a target, which it can send, of a drafter, which it reads
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class HiddenStates:
     """What the target's head makes logits of, after some tokens: for drafters that read it."""
 
@@ -167,14 +164,14 @@ class HiddenStates:
         return {place: self.states[size * at : size * (at + 1)] for at, place in enumerate(self.places)}
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Opened:
     """The session is open. Sent again while the service works on what it owes, and that takes long."""
 
     fingerprint: str  # of the model that is served
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class OpenTarget:
     """Opens a target session."""
 
@@ -191,7 +188,7 @@ class OpenTarget:
     request_id: str = ""  # of the client's request, for log lines; the link sets it; empty: none
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Pass:
     """One target forward over a token tree; or a run: up to `run` forwards, each of which draws the next token."""
 
@@ -212,7 +209,7 @@ class Pass:
         return tuple(range(1 + len(self.tree))) if self.wanted is None else self.wanted
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Sample:
     """The target's own keyed draw of the token after a node."""
 
@@ -222,7 +219,7 @@ class Sample:
     rank: int = 0  # ids that are at least as probable; of a token of the prompt, else 0
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class PassDone:
     """Reply to a pass: a row or sample for each of `Pass.answered`; of a run the samples since the previous reply."""
 
@@ -240,7 +237,7 @@ class PassDone:
     hidden: HiddenStates = HiddenStates()
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class ScorePrompt:
     """Requests the log-probabilities of the prompt's tokens from one on, each after those before it."""
 
@@ -248,9 +245,9 @@ class ScorePrompt:
     likely: int  # most probable ids that are sent with each, at most MOST_LIKELY
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class PromptScored:
-    """One of the replies to `ScorePrompt`: the next tokens, at most MOST_SCORED."""
+    """One of the replies to `ScorePrompt`: the next tokens, at most MAX_SCORED."""
 
     first: int  # index of the first of them
     tokens: tuple[Sample, ...]
@@ -258,15 +255,15 @@ class PromptScored:
     more: bool = False  # another reply will follow
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class RunTo:
     """Changes how many tokens a run still under way will have in all. There is no reply."""
 
     number: int  # of the pass
-    tokens: int  # at most MOST_RUN more than before; 0: end with the token that is being drawn
+    tokens: int  # at most MAX_RUN more than before; 0: end with the token that is being drawn
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class FetchRow:
     """Requests more of one node's row, of the session's latest pass, which may still be under way."""
 
@@ -275,7 +272,7 @@ class FetchRow:
     listed: Ids | None = None  # ids that the row must list besides the head; None: the whole row
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class RowFetched:
     """Reply to `FetchRow`."""
 
@@ -284,7 +281,7 @@ class RowFetched:
     row: Row
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class OpenDrafter:
     """Opens a drafter session."""
 
@@ -300,7 +297,7 @@ class OpenDrafter:
     request_id: str = ""  # as of `OpenTarget`
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Draft:
     """Begins an epoch: keep the text up to `offset`, append `letters`, draft from there. Older epochs are dropped.
 
@@ -328,7 +325,7 @@ class Draft:
     hidden: HiddenStates = HiddenStates()
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Advance:
     """Requests more draft tokens in the running epoch, or ends it."""
 
@@ -336,7 +333,7 @@ class Advance:
     count: int  # draft tokens of the whole epoch wanted now, never fewer than before; 0: no more
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Branch:
     """A prepared continuation: draft tokens in case that the token at `offset` is refused and replaced by `letters`.
 
@@ -350,7 +347,7 @@ class Branch:
     tokens: tuple[int, ...]  # draft tokens after these letters, drafter ids
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Drafted:
     """Draft tokens of an epoch, in order."""
 
@@ -363,7 +360,7 @@ class Drafted:
     queued: float = 0.0  # until the first step, if nothing was being drafted before
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Score:
     """Requests the probability that the text of the current epoch's draft starts with each string (`slrs`)."""
 
@@ -373,7 +370,7 @@ class Score:
     tokens: int  # the text is that of the first so many draft tokens
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Scored:
     """Reply to `Score`: probabilities under the distribution that the draft was drawn from."""
 

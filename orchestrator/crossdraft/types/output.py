@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from crossdraft.types import quick_dataclass
 from crossdraft.types.statistics import Kind
 
 Names = tuple[tuple[int, str], ...]  # ids of control symbols, and how the tokenizer writes them
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Token:
     """A committed token."""
 
@@ -31,7 +32,7 @@ class Written:
     plain: bool  # none of the ids is a control symbol
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class PromptToken:
     """A token of a prompt, in a request with `prompt_logprobs`."""
 

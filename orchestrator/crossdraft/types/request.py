@@ -95,12 +95,12 @@ KINDS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("stop", tuple | list, "a tuple of texts"),
 )
 # Most entries of lists, those of the options included.
-LONGEST = {
+MAX_ENTRIES = {
     "stop": 64, "stop_token_ids": 1024, "bad_words": 1024, "logit_bias": 1024, "bad_word_ids": 2048,
     "allowed_token_ids": 2**20,
 }  # fmt: skip
 COMPILING = 2048  # bytes of text that take as long as compiling a small grammar
-MOST_TEXT = 2**16  # characters of all stop strings and bad words, or ids of all bad_word_ids
+MAX_TEXT = 2**16  # characters of all stop strings and bad words, or ids of all bad_word_ids
 
 
 class RequestError(ValueError):
@@ -200,9 +200,9 @@ class GenerationRequest(Watching, Speculation, Reading, Output):
         ids = sum(map(len, self.options.bad_word_ids))
         text = sum(len(one) for one in (*self.stop, *self.bad_words) if isinstance(one, str))
         for name, most, got, what in (
-            *((name, most, len(lists[name]), "entries") for name, most in LONGEST.items()),
-            ("bad_word_ids", MOST_TEXT, ids, "ids"),
-            ("bad_words", MOST_TEXT, text, "characters, with those of stop"),
+            *((name, most, len(lists[name]), "entries") for name, most in MAX_ENTRIES.items()),
+            ("bad_word_ids", MAX_TEXT, ids, "ids"),
+            ("bad_words", MAX_TEXT, text, "characters, with those of stop"),
         ):
             if got > most:
                 raise RequestError(f"{name} must have at most {most} {what}, not {got}", name)

@@ -1,7 +1,6 @@
 """Rows (truncated next-token distributions) and the draft tokens that were drawn from them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
@@ -9,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossdraft.text.letters import Ids as Ids
+from crossdraft.types import quick_dataclass
 
 Probabilities = NDArray[np.float64]
-MOST_SORTED = 1024  # ids of a row that are sorted for look-ups; a table over the vocabulary costs 50 to 200 us at first
+MAX_SORTED = 1024  # ids of a row that are sorted for look-ups; a table over the vocabulary costs 50 to 200 us at first
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Row:
     """A truncated next-token distribution: some ids with their probabilities, and the mass of all others, the tail.
 
@@ -55,7 +55,7 @@ class Row:
         """Index of each of `ids` in `self.ids`, same shape; -1 where it is not listed."""
         if not len(self.ids):
             return np.full(ids.shape, -1, dtype=np.int64)
-        if len(self.ids) <= MOST_SORTED:
+        if len(self.ids) <= MAX_SORTED:
             order, ordered = self._order
             guessed = order[np.minimum(ordered.searchsorted(ids), len(ordered) - 1)]
         else:  # unset entries of the table are garbage: clamp them to the range, then compare ids
@@ -71,14 +71,10 @@ class Row:
         return bool(self.places(np.asarray(ids, dtype=np.int64)).min() >= 0)
 
     def probability(self, token: int) -> float:
-        """Probability of an id.
-
-        Raises:
-            KeyError: the id may be in the tail, so its probability is not known.
-        """
-        place = int((self.ids == token).argmax()) if len(self.ids) else 0
-        if place < len(self.ids) and self.ids[place] == token:
-            return float(self.probabilities[place])
+        """Probability of an id. Raises KeyError: the id may be in the tail, so its probability is not known."""
+        found = self.probabilities[self.ids == token]
+        if len(found):
+            return float(found[0])
         if self.whole:
             return 0.0
         raise KeyError(token)
@@ -86,8 +82,7 @@ class Row:
     def aligned(self, other: "Row") -> Probabilities:
         """The other row's probabilities at this row's ids, shape (n,); 0 where it does not list them.
 
-        Raises:
-            KeyError: the other row lists an id that may be in this one's tail.
+        Raises KeyError: the other row lists an id that may be in this one's tail.
         """
         places = self.places(other.ids)
         found = np.zeros(len(self.ids) + 1)
@@ -111,7 +106,7 @@ class Whose(Enum):
     TARGET = "target"
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class DraftToken:
     """One draft token, with the row that it was drawn from if the method needs it."""
 

@@ -41,7 +41,7 @@ class LaneFigures:
     bytes_sent: int  # serialized messages
     bytes_received: int
     trips: Trips
-    lost: str = ""  # how the service failed: `rpc.errors.name_of`, or `client.measurements.BLAMED`
+    lost: str = ""  # how the service failed: `rpc.errors.name_of`, or `client.driver.BLAMED`
     model_seconds: float = 0.0  # in the model, for all replies
     codec_seconds: float = 0.0  # serializing and parsing messages, in this process
     open_seconds: float = 0.0
@@ -174,13 +174,15 @@ class Counts(Counted):
 
     def add(self, **counted: float) -> None:
         """Adds to fields that are numbers."""
-        for name in counted:
-            self.__dict__[name] += counted[name]
+        own = self.__dict__
+        for name, number in counted.items():
+            own[name] += number
 
     def emit(self, kind: Kind) -> None:
         """Counts a token of the output."""
-        self.__dict__["tokens"] += 1
-        self.__dict__[kind.value] += 1
+        own = self.__dict__
+        own["tokens"] += 1
+        own["accepted" if kind is Kind.ACCEPTED else kind.value] += 1  # the latter costs more
 
     def note(self, undrafted: str = "", drafter_lost: str = "") -> None:
         """Keeps what is given."""
@@ -190,16 +192,14 @@ class Counts(Counted):
     def round(self, proposed: int, accepted: int, refused: bool) -> None:
         """Counts a finished round.
 
-        Args:
-            proposed: draft tokens of the round.
-            accepted: leading ones whose letters are all in the output.
-            refused: whether the next one was refused; if not, it was not judged.
+        `proposed`: draft tokens of the round. `accepted`: leading ones whose letters are all in the output. `refused`:
+        whether the next one was refused; if not, it was not judged.
         """
         judged = min(proposed, accepted + refused)
         for name, reached in (("drafted_at", proposed), ("judged_at", judged), ("accepted_at", accepted)):
             counted = self.__dict__[name]
             counted += (0,) * (proposed - len(counted))
-            self.__dict__[name] = (*(count + 1 for count in counted[:reached]), *counted[reached:])
+            self.__dict__[name] = (*map((1).__add__, counted[:reached]), *counted[reached:])
 
 
 def statistics_of(

@@ -1,12 +1,12 @@
 """Token trees: the tokens that one forward of the target evaluates after the committed ones."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import count
 from operator import lt
 
 from crossdraft.config import MOST_NODES as MOST_NODES
+from crossdraft.types import quick_dataclass
 
 ROOT = -1
 Path = tuple[int, ...]  # target token ids after the committed ones
@@ -19,12 +19,11 @@ def tree_width(nodes: int, depth: int) -> int:
     return max(least, min(most, nodes // 4, MOST_NODES // depth))
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class TokenTree:
     """Nodes, parents before children. The root is no node: it is the end of the committed tokens.
 
-    Raises:
-        ValueError: lengths differ, or a parent does not come before its child.
+    Raises ValueError: lengths differ, or a parent does not come before its child.
     """
 
     tokens: tuple[int, ...] = ()  # token id of each node, in the vocabulary of the model that evaluates it
@@ -37,6 +36,11 @@ class TokenTree:
             wrong = next(node for node, parent in enumerate(self.parents) if not ROOT <= parent < node)
             raise ValueError(f"node {wrong} has parent {self.parents[wrong]}; parents must come first")
 
+    @staticmethod
+    def chain(tokens: Path) -> "TokenTree":
+        """Each token follows the one before."""
+        return TokenTree(tokens, tuple(range(ROOT, len(tokens) - 1)))
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -45,17 +49,21 @@ class TokenTree:
         """Whether each node follows the one before."""
         return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
-    def paths(self) -> Iterator[Path]:
+    def paths(self) -> list[Path]:
         """The path to the root (empty), then to each node: the order of the rows of a pass."""
-        known: list[Path] = []
-        yield ()
+        if self.is_chain:
+            return [self.tokens[:end] for end in range(1 + len(self.tokens))]
+        known: list[Path] = [()]
         for token, parent in zip(self.tokens, self.parents, strict=True):
-            known.append((*(known[parent] if parent != ROOT else ()), token))
-            yield known[-1]
+            known.append((*known[1 + parent], token))
+        return known
 
 
 def tree_of(paths: Iterable[Path], budget: int) -> TokenTree:
     """A tree of the paths with shared prefixes, at most `budget` nodes; earlier paths have precedence."""
+    paths = list(dict.fromkeys(paths))
+    if len(paths) == 1:
+        return TokenTree.chain(paths[0][:budget])
     nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     tokens: list[int] = []
     parents: list[int] = []

@@ -25,7 +25,7 @@ Where the paper is silent or at odds with itself:
 - Edit distances are of letters, so that they are defined for tokens that are no whole characters.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -35,12 +35,11 @@ from crossdraft.text.tokenization import encode_beginning
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.walk import (
-    Answer,
     Emit,
     Ground,
     Refused,
+    Steps,
     Walk,
-    WalkStep,
     draft_token_letters,
     draw_residual,
     next_draft_token,
@@ -117,7 +116,7 @@ def walk(ground: Ground) -> Walk:
     yield from undrafted(ground)
 
 
-def _whole_draft() -> Generator[WalkStep, Answer, list[DraftToken]]:
+def _whole_draft() -> Steps[list[DraftToken]]:
     draft_tokens: list[DraftToken] = []
     while (draft_token := (yield from next_draft_token())) is not None:
         draft_tokens.append(draft_token)

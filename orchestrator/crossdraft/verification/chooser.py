@@ -29,10 +29,8 @@ class Chooser(Protocol):
     def kept(self, candidates: Sequence[int], weights: ArrayLike, keep: ArrayLike) -> int | None:
         """The first candidate that is kept, or None: draw another block.
 
-        Args:
-            candidates: what `candidates(weights, count)` gave.
-            weights: shape (n,).
-            keep: the probability that each candidate is kept, float64 (len(candidates),).
+        `candidates`: what `candidates(weights, count)` gave. `weights`: shape (n,). `keep`: the probability that each
+        candidate is kept, float64 (len(candidates),).
         """
         ...
 

@@ -20,7 +20,6 @@ less with the target than fresh ones. Over rounds of two draft tokens, 12 random
 `coupled-shared` in blocks made 0.035 tokens a round less to 0.091 more, and 0.025 less to 0.116 more with other tokens.
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,12 +32,11 @@ from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose, ma
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.walk import (
-    Answer,
     Emit,
     Ground,
     Refused,
+    Steps,
     Walk,
-    WalkStep,
     beyond_refusal,
     draw_residual,
     draw_unlisted,
@@ -147,7 +145,7 @@ class Revealed:
     ahead: tuple[int, ...] = ()  # codes of committed letters that the draft has not reached; else both above are None
 
 
-Move = Generator[WalkStep, Answer, Revealed | None]  # None: the draft was refused
+Move = Steps[Revealed | None]  # None: the draft was refused
 
 
 def walk(ground: Ground) -> Walk:
@@ -271,10 +269,7 @@ def _begun(pair: Pair, draft_token: DraftToken, weights: Probabilities | None = 
 class Identity:
     """The event that the target's token is the draft token: target row p against the draft token's row q.
 
-    Ids with the same letters count as one token on both sides.
-
-    Raises:
-        ValueError: the draft token has no row.
+    Ids with the same letters count as one token on both sides. Raises ValueError: the draft token has no row.
     """
 
     def __init__(self, pair: Pair, row: Row, draft_token: DraftToken) -> None:
@@ -303,9 +298,7 @@ class Identity:
         """(p - q)+ at each id of the target's row, and (q - p)+ at each id of the draft token's row.
 
         Ids that count as one token share what is left of it in proportion; tokens of one side only keep their mass.
-
-        Raises:
-            KeyError: the target's row does not list an id that the draft token's row can stand for.
+        Raises KeyError: the target's row does not list an id that the draft token's row can stand for.
         """
         p, q = self._row.probabilities, self._draft_row.probabilities
         tokens, of_p = self._tokens()

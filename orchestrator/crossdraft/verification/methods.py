@@ -25,11 +25,7 @@ METHODS = {
 
 
 def method_named(name: str) -> Method:
-    """The method of this name.
-
-    Raises:
-        ValueError: there is none; the message lists the names.
-    """
+    """The method of this name. Raises ValueError: there is none; the message lists the names."""
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; choose one of {', '.join(METHODS)}")
     return METHODS[name]

@@ -47,8 +47,7 @@ class KeyedNoise:
     def __init__(self, letters: Sequence[Letters], ranks: Sequence[int]) -> None:
         """`letters[i]` and `ranks[i]` are those of id i; the rank tells ids with the same letters apart.
 
-        Raises:
-            ValueError: the two differ in length.
+        Raises ValueError: the two differ in length.
         """
         if len(letters) != len(ranks):
             raise ValueError(f"{len(letters)} strings of letters but {len(ranks)} ranks")
@@ -66,13 +65,8 @@ class KeyedNoise:
     def exponentials(self, key: NoiseKey, offset: int, ids: Ids | None = None) -> Probabilities:
         """Exponential variates of mean 1, independent for each letters, rank and offset.
 
-        Args:
-            key: seed and choice.
-            offset: letters since the start of the output.
-            ids: shape (n,); None: all.
-
-        Returns:
-            float64, shape (n,) or (V,); above 0 and at most 54 ln 2.
+        `key`: seed and choice. `offset`: letters since the start of the output. `ids`: shape (n,); None: all. Returns
+        float64, shape (n,) or (V,); above 0 and at most 54 ln 2.
         """
         hashes = self.hashes if ids is None else self.hashes[ids]
         words = uniform_words(hashes, *moment(key, offset))
@@ -131,9 +125,7 @@ def moments(beginnings: W, offsets: W) -> tuple[W, W]:
 def exponentials_of(words: W, floats: Any) -> Any:
     """-log((words + 1/2) 2^-53), bit by bit the same from numpy and torch on any device: one operation after another.
 
-    Args:
-        words: as `uniform_words` gives them.
-        floats: the same numbers as float64.
+    `words`: as `uniform_words` gives them. `floats`: the same numbers as float64.
     """
     floats = floats + 0.5
     bits: Any = floats.view(words.dtype)  # type: ignore[attr-defined]
@@ -152,13 +144,8 @@ def exponentials_of(words: W, floats: Any) -> Any:
 def uniform_words(hashes: W, first: Any, second: Any) -> W:
     """Uniform words of 53 bits, independent for each hash and each moment; the same from numpy and torch.
 
-    Args:
-        hashes: int64, any shape.
-        first: with `second` the words of `moment`, as numbers or int64 arrays that broadcast with `hashes`.
-        second: see `first`.
-
-    Returns:
-        int64 from 0 to 2^53 - 1, an array of the library of `hashes`.
+    `hashes`: int64, any shape. `first`: with `second` the words of `moment`, as numbers or int64 arrays that broadcast
+    with `hashes`. `second`: see `first`. Returns int64 from 0 to 2^53 - 1, an array of the library of `hashes`.
     """
     words: Any = hashes
     words = words + first
@@ -172,11 +159,8 @@ def uniform_words(hashes: W, first: Any, second: Any) -> W:
 def fill_uniform_words(words: Unsigned, scratch: Unsigned, hashes: Unsigned, moments: Unsigned) -> None:
     """As `uniform_words`, for many moments, in memory that is there already.
 
-    Args:
-        words: uint64 (n, m); becomes the words.
-        scratch: the same shape; overwritten.
-        hashes: the tokens' hashes, (m,) or (n, m).
-        moments: (n, 2), as `moments` gives them.
+    `words`: uint64 (n, m); becomes the words. `scratch`: the same shape; overwritten. `hashes`: the tokens' hashes,
+    (m,) or (n, m). `moments`: (n, 2), as `moments` gives them.
     """
     np.add(hashes, moments[:, :1], out=words)
     _mix_into(words, scratch)

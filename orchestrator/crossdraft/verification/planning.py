@@ -1,13 +1,13 @@
 """Which rows a pass fetches: guesses at the tokens that the walk will emit. They affect cost, never the output."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import encode_beginning
+from crossdraft.types import quick_dataclass
 from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Whose
 from crossdraft.types.trees import Path, TokenTree, tree_of
 from crossdraft.verification.walk import Guess, Method, draft_token_letters, target_support
@@ -15,7 +15,7 @@ from crossdraft.verification.walk import Guess, Method, draft_token_letters, tar
 SIBLINGS = 16  # tokens of a row that may be beside the draft token
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Plan:
     """A token tree, and the ids that the rows at its root and at each node must list besides the head."""
 
@@ -24,7 +24,7 @@ class Plan:
     own: Path = ()  # the draft's own tokens, as far as the tree has them; only if no other path has precedence
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Planner:
     """Plans the passes of one session."""
 
@@ -106,7 +106,8 @@ class Planner:
         for draft_token in draft_tokens:
             starts[len(text) - skip] = draft_token
             text = Letters(text + draft_token_letters(self.pair, draft_token))
-        return {place: draft_token for place, draft_token in starts.items() if place >= 0}, Letters(text[skip:])
+        ahead = {place: draft_token for place, draft_token in starts.items() if place >= 0} if skip else starts
+        return ahead, Letters(text[skip:])
 
     def _longest(self, text: Letters) -> Path:
         """The text cut greedily into longest target tokens, up to the first place where no token fits."""
@@ -119,14 +120,11 @@ class Planner:
     def _own_path(self, starts: dict[int, DraftToken]) -> Path:
         """The draft's own tokens from the frontier on, up to the first that is no target token."""
         path: list[int] = []
-        place = 0
-        while place in starts:
-            draft_token = starts[place]
-            token = draft_token.token if draft_token.whose is Whose.TARGET else self.pair.target_id(draft_token.token)
+        for one in starts.values() if 0 in starts else ():
+            token = one.token if one.whose is Whose.TARGET else self.pair.target_id(one.token)
             if token is None:
                 break
             path.append(token)
-            place += len(draft_token_letters(self.pair, draft_token))
         return tuple(path)
 
     def _next_tokens(self, tree: TokenTree) -> tuple[Ids, ...]:

@@ -34,7 +34,7 @@ drafter is lost between a refusal and the answer that the residual needs, the se
 others are exact if the loss does not depend on what was drafted.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -44,12 +44,11 @@ from crossdraft.types.rows import Probabilities, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.walk import (
-    Answer,
     Emit,
     Ground,
     Refused,
+    Steps,
     Walk,
-    WalkStep,
     draft_token_letters,
     next_draft_token,
     prefix_probabilities,
@@ -59,7 +58,7 @@ from crossdraft.verification.walk import (
 
 FIRST_BLOCK = 8  # candidates for a residual whose ψ is requested at once
 BLOCK_GROWTH = 4
-LARGEST_QUESTION = 1024  # strings of a request, whose size and duration must not decide whether it succeeds
+MAX_ASKED = 1024  # strings of a request, whose size and duration must not decide whether it succeeds
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -80,7 +79,7 @@ class PieceDistribution:
         """Whether no draft can be longer than the accepted pieces: ψ is zero."""
         return len(self._accepted) >= self._reach
 
-    def of(self, pieces: Sequence[Letters]) -> Generator[WalkStep, Answer, Probabilities]:
+    def of(self, pieces: Sequence[Letters]) -> Steps[Probabilities]:
         """ψ of each piece, float64 (len(pieces),); requests the values of G that are not known."""
         terms = [self._terms(piece) for piece in pieces]
         yield from self._learn({string for string, without in terms for string in (string, *without)})
@@ -104,12 +103,12 @@ class PieceDistribution:
     def _sum(self, string: Letters, without: tuple[Letters, ...]) -> float:
         return max(0.0, self._known[string] - sum(self._known[excluded] for excluded in without))
 
-    def _learn(self, strings: set[Letters]) -> Generator[WalkStep, Answer, None]:
+    def _learn(self, strings: set[Letters]) -> Steps[None]:
         missing = strings.difference(self._known)
         self._known.update(dict.fromkeys((string for string in missing if len(string) > self._reach), 0.0))
         asked = tuple(sorted(missing.difference(self._known)))
-        for start in range(0, len(asked), LARGEST_QUESTION):
-            some = asked[start : start + LARGEST_QUESTION]
+        for start in range(0, len(asked), MAX_ASKED):
+            some = asked[start : start + MAX_ASKED]
             found = yield from prefix_probabilities(some, self._drafted)
             self._known.update(zip(some, found.tolist(), strict=True))
 
@@ -150,7 +149,7 @@ def walk(ground: Ground) -> Walk:
     yield from undrafted(ground)
 
 
-def _next_piece(pair: Pair, rest: Letters) -> Generator[WalkStep, Answer, Letters]:
+def _next_piece(pair: Pair, rest: Letters) -> Steps[Letters]:
     """Reveal draft tokens until the next piece can no longer change, or none is left."""
     while pair.target_trie.extends(rest):
         draft_token = yield from next_draft_token()
@@ -160,9 +159,7 @@ def _next_piece(pair: Pair, rest: Letters) -> Generator[WalkStep, Answer, Letter
     return rest
 
 
-def _accepted(
-    ground: Ground, distribution: PieceDistribution, piece: Letters
-) -> Generator[WalkStep, Answer, int | None]:
+def _accepted(ground: Ground, distribution: PieceDistribution, piece: Letters) -> Steps[int | None]:
     """The piece as a target id, or None if it is refused."""
     ids = np.array(ground.pair.target.ids_of(piece), dtype=np.int64)
     row = yield from target_row(listed=ids, judging=True)
@@ -175,7 +172,7 @@ def _accepted(
     return int(ids[ground.chooser.categorical(weights)])
 
 
-def _residual(ground: Ground, distribution: PieceDistribution) -> Generator[WalkStep, Answer, int]:
+def _residual(ground: Ground, distribution: PieceDistribution) -> Steps[int]:
     """Draw from (p - ψ)+: candidates from p, each kept with probability (1 - ψ/p)+, until one is.
 
     A candidate is kept at least as probably as the residual is needed at all, so more than a few blocks are rare. Once
@@ -195,9 +192,7 @@ def _residual(ground: Ground, distribution: PieceDistribution) -> Generator[Walk
             return (yield from _whole_residual(ground.chooser, ground.pair, distribution, row))
 
 
-def _whole_residual(
-    chooser: Chooser, pair: Pair, distribution: PieceDistribution, row: Row
-) -> Generator[WalkStep, Answer, int]:
+def _whole_residual(chooser: Chooser, pair: Pair, distribution: PieceDistribution, row: Row) -> Steps[int]:
     """Draw from (p - ψ)+ with ψ of every token."""
     keep = yield from _kept_shares(pair, distribution, row, range(len(row.ids)))
     weights = row.probabilities * keep
@@ -206,9 +201,7 @@ def _whole_residual(
     return int(row.ids[chooser.categorical(weights)])
 
 
-def _kept_shares(
-    pair: Pair, distribution: PieceDistribution, row: Row, places: Sequence[int]
-) -> Generator[WalkStep, Answer, Probabilities]:
+def _kept_shares(pair: Pair, distribution: PieceDistribution, row: Row, places: Sequence[int]) -> Steps[Probabilities]:
     """(1 - ψ/p)+ of the tokens at these indices of a whole row, float64 (len(places),)."""
     letters = [pair.target.letters[token] for token in row.ids[list(places)].tolist()]
     pieces = sorted(set(letters))

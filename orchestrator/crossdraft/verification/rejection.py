@@ -33,7 +33,6 @@ The methods differ in q alone:
 - `rdk`: the drafter draws target ids from q = Mᵀq' (Timor et al., Algorithm 1).
 """
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,13 +43,12 @@ from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.walk import (
-    Answer,
     Emit,
     Ground,
     Refused,
+    Steps,
     Unreached,
     Walk,
-    WalkStep,
     beyond_refusal,
     draft_token_letters,
     draw_residual,
@@ -109,7 +107,7 @@ class Block:
         self.weights.append(0.0 if token is None else min(1.0, weighed / q.probability(token)))
         self.path = self.path if token is None else (*self.path, token)
 
-    def accepted(self, chooser: Chooser) -> Generator[WalkStep, Answer, int]:
+    def accepted(self, chooser: Chooser) -> Steps[int]:
         """How many draft tokens are accepted: the events h_n ... h_1, up to the first that happens.
 
         Only now are rows needed that list all that q does: an accepted block asks for no more of them.
@@ -128,7 +126,7 @@ class Block:
                 return place
 
 
-def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[WalkStep, Answer, Block]:
+def _revealed(pair: Pair, draft_token: DraftToken | None) -> Steps[Block]:
     """The block that begins with this draft token. It ends where rows or draft tokens do, and where w is 0."""
     block = Block()
     while draft_token is not None:
@@ -143,10 +141,8 @@ def _revealed(pair: Pair, draft_token: DraftToken | None) -> Generator[WalkStep,
 def in_target_ids(pair: Pair, draft_token: DraftToken) -> tuple[int | None, Row]:
     """A draft token and q in target ids; drafter ids of the same letters are summed up.
 
-    The mass outside T is the row's tail; a draft token outside T is None.
-
-    Raises:
-        ValueError: the draft token has no row.
+    The mass outside T is the row's tail; a draft token outside T is None. Raises ValueError: the draft token has no
+    row.
     """
     row = row_of(draft_token)
     if draft_token.whose is Whose.TARGET:

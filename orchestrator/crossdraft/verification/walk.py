@@ -18,18 +18,22 @@ depend on a token that is drawn but not yet revealed. Otherwise the output does 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
+from crossdraft.types import quick_dataclass
 from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Probabilities, Row, Whose
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import Path
 from crossdraft.verification.chooser import Chooser
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
+
+@quick_dataclass(frozen=True)
 class NeedDraftToken:
     """Requests the next draft token of the epoch.
 
@@ -41,7 +45,7 @@ class NeedDraftToken:
     path: Path = ()  # target ids, from the frontier on
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class NeedRow:
     """Requests the target's row at the end of a path from the frontier."""
 
@@ -52,14 +56,14 @@ class NeedRow:
     known: bool = False  # only if a pass of a tree has brought it
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class NeedSample:
     """Requests the target's own keyed draw at the frontier."""
 
     judging: bool = False
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class NeedPrefix:
     """Requests the probability that the text of the epoch's draft starts with each of these strings.
 
@@ -70,7 +74,7 @@ class NeedPrefix:
     tokens: int  # the text is that of the draft's first so many tokens
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Emit:
     """A token to commit."""
 
@@ -78,7 +82,7 @@ class Emit:
     kind: Kind
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Refused:
     """The draft is wrong from this letter on."""
 
@@ -88,10 +92,11 @@ class Refused:
 NEXT, SAMPLE = NeedDraftToken(), NeedSample()
 WalkStep = NeedDraftToken | NeedRow | NeedSample | NeedPrefix | Emit | Refused
 Answer = DraftToken | Row | int | Probabilities | None
-Walk = Generator[WalkStep, Answer, None]
+Steps = Generator[WalkStep, Answer, T]  # of a walk, or of a part of it that ends with a result
+Walk = Steps[None]
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Ground:
     """What a walk begins with: the two vocabularies, the random choices, and where its epoch begins."""
 
@@ -174,7 +179,7 @@ def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
     return offset + common_length(left, right)
 
 
-def next_draft_token(path: Path = ()) -> Generator[WalkStep, Answer, DraftToken | None]:
+def next_draft_token(path: Path = ()) -> Steps[DraftToken | None]:
     """The next draft token; None: settle, or the block of the draft tokens on `path` ends."""
     answer = yield NeedDraftToken(path) if path else NEXT
     if answer is not None and not isinstance(answer, DraftToken):
@@ -182,9 +187,7 @@ def next_draft_token(path: Path = ()) -> Generator[WalkStep, Answer, DraftToken 
     return answer
 
 
-def target_row(
-    listed: Ids = NO_IDS, whole: bool = False, judging: bool = False, path: Path = ()
-) -> Generator[WalkStep, Answer, Row]:
+def target_row(listed: Ids = NO_IDS, whole: bool = False, judging: bool = False, path: Path = ()) -> Steps[Row]:
     """The target's row after `path`, which lists at least `listed`, or everything if `whole`."""
     row = yield NeedRow(whole, listed, judging, path)
     if not isinstance(row, Row) or (whole and not row.whole):
@@ -192,7 +195,7 @@ def target_row(
     return row
 
 
-def target_sample() -> Generator[WalkStep, Answer, int]:
+def target_sample() -> Steps[int]:
     """The target's own draw at the frontier."""
     token = yield SAMPLE
     if not isinstance(token, int):
@@ -200,7 +203,7 @@ def target_sample() -> Generator[WalkStep, Answer, int]:
     return token
 
 
-def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Generator[WalkStep, Answer, Probabilities]:
+def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Steps[Probabilities]:
     """The probabilities that the text of the draft's first `tokens` tokens starts with each string."""
     answer = yield NeedPrefix(strings, tokens)
     if not isinstance(answer, np.ndarray) or answer.shape != (len(strings),):
@@ -215,11 +218,7 @@ def draft_token_letters(pair: Pair, draft_token: DraftToken) -> Letters:
 
 
 def row_of(draft_token: DraftToken) -> Row:
-    """The row that a draft token was drawn from.
-
-    Raises:
-        ValueError: it came without one, though the method needs it.
-    """
+    """The row that a draft token was drawn from. Raises ValueError: it came without one, though the method needs it."""
     if draft_token.row is None:
         raise ValueError("this method needs the row that each draft token was drawn from")
     return draft_token.row
@@ -258,13 +257,11 @@ def undrafted(ground: Ground) -> Walk:
         yield Emit(token, Kind.BONUS)
 
 
-def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[WalkStep, Answer, int]:
+def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Steps[int]:
     """Draw from (p - q)+, or from p without q; their masses need not be one.
 
     If p has a tail, which q does not reach, "in the tail" is one more event; if it happens, the whole row is fetched.
-
-    Raises:
-        KeyError: q lists an id that the row does not list, though it was asked to.
+    Raises KeyError: q lists an id that the row does not list, though it was asked to.
     """
     weights = residual(row, drafted)
     if not weights.any():
@@ -276,14 +273,13 @@ def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Generator[
 def residual(row: Row, drafted: Row | None) -> Probabilities:
     """(p - q)+, or p without q, of each id that the row of p lists and of all others together, shape (n + 1,).
 
-    Raises:
-        KeyError: q lists an id that the row does not list, though it was asked to.
+    Raises KeyError: q lists an id that the row does not list, though it was asked to.
     """
     weights = row.probabilities if drafted is None else np.maximum(row.probabilities - row.aligned(drafted), 0.0)
     return np.append(weights, row.tail)
 
 
-def draw_unlisted(chooser: Chooser, row: Row) -> Generator[WalkStep, Answer, int]:
+def draw_unlisted(chooser: Chooser, row: Row) -> Steps[int]:
     """Fetch the whole row and draw among the ids that `row` does not list."""
     whole = yield from target_row(whole=True, judging=True)
     weights = np.where(row.places(whole.ids) < 0, whole.probabilities, 0.0)

@@ -23,9 +23,9 @@ Send = Callable[[Drafted], None]  # called in the event loop; returns at once
 
 # Draft tokens drafted ahead of what the client has read: a client that never reads must not fill the memory. One that
 # reads never notices, as it asks for at most MOST_DRAFT_TOKENS beyond what it has verified.
-MOST_UNREAD_TOKENS = 2 * MOST_DRAFT_TOKENS
+MAX_UNREAD_TOKENS = 2 * MOST_DRAFT_TOKENS
 UNREAD_SCORES = 16  # scores that wait for the client to read them
-MOST_BEHIND_SCORE = 64  # requests behind a score
+MAX_BEHIND_SCORE = 64  # requests behind a score
 
 
 def matcher_of(compiler: GrammarCompiler, grammar: Grammar) -> GrammarMatcher:
@@ -45,7 +45,7 @@ class DraftProgress:
     def __init__(self, request: Draft) -> None:
         self.request = request
         self.count = request.count  # draft tokens wanted so far; written by the event loop
-        self.asked = request.count  # the same before MOST_UNREAD_TOKENS limits it; written by the event loop
+        self.asked = request.count  # the same before MAX_UNREAD_TOKENS limits it; written by the event loop
         self.over = False  # a newer epoch has begun: nothing more is to be done; written by the event loop
         self.sent = 0  # draft tokens that the client has, adopted ones included; written by the thread that drafts
         self.aside = False  # the drafter drafts no more of it; written by the thread that drafts
@@ -68,7 +68,7 @@ class DraftProgress:
     def allow(self, read: int) -> bool:
         """The client has read so many draft tokens; returns whether more are wanted now than before."""
         before = self.count
-        self.count = max(before, min(self.asked, read + MOST_UNREAD_TOKENS))
+        self.count = max(before, min(self.asked, read + MAX_UNREAD_TOKENS))
         return self.count > before
 
 
@@ -237,11 +237,9 @@ class Drafter(Protocol):
 class Conversation:
     """One session's requests and replies: a `SessionHandler` of `rpc.handlers`.
 
-    No reply of an epoch leaves after the request that begins the next one was taken.
-
-    Raises:
-        ProtocolBroken: (by `receive`) an epoch is over or has not begun, the output has fewer letters than it is to be
-            rewound to, or there is no such branch, or no such draft to be scored.
+    No reply of an epoch leaves after the request that begins the next one was taken. Raises ProtocolBroken: (by
+    `receive`) an epoch is over or has not begun, the output has fewer letters than it is to be rewound to, or there is
+    no such branch, or no such draft to be scored.
     """
 
     def __init__(self, drafter: Drafter, replies: Replies[Reply]) -> None:
@@ -258,10 +256,10 @@ class Conversation:
         """Takes a request; raises ServiceError."""
         if self._scoring is None:
             self._take(request)
-        elif len(self._waiting) < MOST_BEHIND_SCORE:
+        elif len(self._waiting) < MAX_BEHIND_SCORE:
             self._waiting.append(request)
         else:
-            raise ProtocolBroken(f"{MOST_BEHIND_SCORE} requests of this session wait already")
+            raise ProtocolBroken(f"{MAX_BEHIND_SCORE} requests of this session wait already")
 
     def left(self, reply: Reply) -> None:
         if isinstance(reply, Drafted):

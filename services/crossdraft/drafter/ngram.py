@@ -40,9 +40,9 @@ OCCURRENCES = 32  # of a match that are compared
 LEAST_LIKELY = 0.15  # a draft ends where it holds with a smaller probability, as estimated
 WORD = 8  # letters that are sorted as one number
 LETTER_BYTES = 5  # of memory for each letter remembered: itself, and its place in the order
-MOST_IN_BLOCK = 2**20  # letters that are sorted together
+MAX_IN_BLOCK = 2**20  # letters that are sorted together
 OF_BLOCK = 256  # letters that a block takes room for besides its own
-MOST_WAITING = 64  # texts that wait to be sorted; further ones are forgotten
+MAX_WAITING = 64  # texts that wait to be sorted; further ones are forgotten
 
 
 def to_text(letters: Letters) -> bytes:
@@ -129,7 +129,7 @@ class TextMemory:
 
     def __init__(self, limit: int, depth: int) -> None:
         self._limit, self._depth = limit // LETTER_BYTES, depth  # letters
-        self._most = min(MOST_IN_BLOCK, self._limit // 4)  # letters of a block
+        self._most = min(MAX_IN_BLOCK, self._limit // 4)  # letters of a block
         self._held = 0  # letters, with what each block takes besides
         self._blocks: OrderedDict[str, tuple[Block, ...]] = OrderedDict()  # the scope used last is the last
 
@@ -250,7 +250,7 @@ class NgramService:
         self.options = options or ServeNgram()
         self.memory = TextMemory(self.options.copying.memory_mib * 2**20, self.options.copying.max_ngram)
         self._sorting = ThreadPoolExecutor(1, thread_name_prefix="memory")  # of what is remembered: that takes a while
-        self._waiting = BoundedSemaphore(MOST_WAITING)
+        self._waiting = BoundedSemaphore(MAX_WAITING)
 
     @property
     def description(self) -> Description:
@@ -270,9 +270,7 @@ class NgramService:
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
         """A new session.
 
-        Raises:
-            ProtocolBroken: it is to draw a target's tokens.
-            BadRequest: its grammar cannot be compiled.
+        Raises ProtocolBroken: it is to draw a target's tokens; BadRequest: its grammar cannot be compiled.
         """
         if request.redistribute:
             raise ProtocolBroken(

@@ -77,8 +77,7 @@ class DrafterService:
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
         """A new session. Much of a prompt or of ids is prepared in a thread, as other sessions must not wait for it.
 
-        Raises:
-            ProtocolBroken: it is to draw tokens of a target for which this drafter has no affinity matrix.
+        Raises ProtocolBroken: it is to draw tokens of a target for which this drafter has no affinity matrix.
         """
         served = self.description.affinity
         if request.redistribute and not served:
@@ -230,8 +229,7 @@ class DrafterSession:
 async def drafter_server(options: ServeDrafter) -> DrafterServer:
     """Loads the model; the server does not listen yet.
 
-    Raises:
-        ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
+    Raises ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
     return server_of(await asyncio.to_thread(load_service, options), options)
 

@@ -159,7 +159,7 @@ class Link:
 
     def _note_sent(self, session: LinkSession, request: object) -> None:
         session.ledger.sent(request, now())
-        if session.ledger.owes and self._timer is None:
+        if self._timer is None and session.ledger.owes:
             self._timer = self._loop.call_later(self._reply_seconds, self._check)
 
     def _check(self) -> None:
@@ -243,8 +243,8 @@ class Link:
         else:
             at, ledger = now(), session.ledger
             if not isinstance(message, Opened):
-                ledger.take(message, at)
-                ledger.heard(at)
+                if ledger.take(message, at) is None:
+                    ledger.heard(at)
                 session.listener.received(message)
             elif session.is_open:
                 ledger.heard(at)  # a sign that the service works
@@ -345,8 +345,7 @@ class ServiceClient(Generic[OpenRequest]):
     async def describe(self) -> Description:
         """What the service says of its model now.
 
-        Raises:
-            ServiceError: it did not say so within `patience.describe_seconds`.
+        Raises ServiceError: it did not say so within `patience.describe_seconds`.
         """
         method = self.channel.unary_unary(f"/{self.role.service}/Describe", bytes, bytes)
         try:

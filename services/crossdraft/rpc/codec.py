@@ -49,6 +49,7 @@ LEADING = 8  # ids of each row that may be much more probable than the others
 SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below it
 NO_VALUES: Probabilities = np.empty(0)
 LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
+NO_STATES = HiddenStates()
 FIRST_OF_SIDES = min(side.value for side in Side)
 Likely = tuple[tuple[int, float], ...]  # most probable ids and their log-probabilities
 ROLES = frozenset(role.value for role in ControlRole)
@@ -63,8 +64,7 @@ def check_max(count: int, most: int, name: str) -> None:
 def decode_letters(raw: bytes, name: str) -> Letters:
     """Letters of a field, which are sent as the UTF-8 of their code points.
 
-    Raises:
-        BadMessage: not UTF-8, or a code point that is no letter.
+    Raises BadMessage: not UTF-8, or a code point that is no letter.
     """
     try:
         text = raw.decode()
@@ -103,8 +103,11 @@ def encode_hidden(hidden: HiddenStates) -> pb.HiddenStates | None:
     return pb.HiddenStates(**vars(hidden)) if hidden.places else None
 
 
-def decode_hidden(message: pb.HiddenStates) -> HiddenStates:
-    """Raises BadMessage unless states are of one size, at places that ascend."""
+def decode_hidden(of: target_pb.PassDone | drafter_pb.Draft) -> HiddenStates:
+    """Those of a message; raises BadMessage unless states are of one size, at places that ascend."""
+    if not of.HasField("hidden"):
+        return NO_STATES
+    message = of.hidden
     places, size = tuple(message.places), len(message.states)
     check_max(len(places), MAX_STATES, "hidden.places")
     if list(places) != sorted(set(places)) or size % (2 * len(places) or size or 1) or bool(places) != bool(size):
@@ -189,8 +192,7 @@ def identity_of(raw: bytes) -> str:
 def decode_description(message: pb.Description) -> Description:
     """What a service says of its model.
 
-    Raises:
-        BadMessage: no ids, no context, ids outside the vocabulary, an unknown role, or a default out of its range.
+    Raises BadMessage: no ids, no context, ids outside the vocabulary, an unknown role, or a default out of its range.
     """
     if not (message.vocabulary_size and message.context and message.tokenizer_json and message.fingerprint):
         raise BadMessage("a description needs vocabulary_size, context, tokenizer_json and fingerprint")
@@ -313,8 +315,7 @@ def decode_lists(message: pb.IdLists, name: str, vocabulary_size: int | None) ->
 def encode_rows(rows: Sequence[Row]) -> pb.Rows:
     """Rows, at least one; their probabilities are rounded to the grid, and a row is whole afterwards if it was before.
 
-    Raises:
-        ValueError: one is no distribution.
+    Raises ValueError: one is no distribution.
     """
     lists = joined([row.ids for row in rows])
     steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
@@ -342,8 +343,7 @@ def decode_rows(
 ) -> list[Row]:
     """Rows with exactly the probabilities that were sent; from each the token in `drawn` was drawn, if these are given.
 
-    Raises:
-        BadMessage: numbers are missing, ids repeat in a row, one has more than there is, or cannot give its token.
+    Raises BadMessage: numbers are missing, ids repeat in a row, one has more than there is, or cannot give its token.
     """
     if not (drawn or message.ByteSize()):  # most frames have none
         return []
@@ -427,8 +427,7 @@ def encode_whole(row: Row) -> pb.WholeRow:
 def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -> Row:
     """A whole row with exactly the float32 probabilities that were sent.
 
-    Raises:
-        BadMessage: lengths differ, ids repeat, or it is no distribution.
+    Raises BadMessage: lengths differ, ids repeat, or it is no distribution.
     """
     ids = decode_ids(message.ids, f"{name}.ids", vocabulary_size)
     if len(message.probabilities) != 4 * len(ids):

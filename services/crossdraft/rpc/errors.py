@@ -12,7 +12,7 @@ BROKEN_WRITE = "Internal error from Core"
 # How the text of a `Full` begins: its status is also gRPC's own for messages that are too large.
 FULL = "no room for another session: "
 REPLACED = "{} was replaced by another model while this output was being made; ask again"
-LONGEST_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
+MAX_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
 # What a client's gRPC says of a connection that fails in a handshake, and what it means. Only the first fits.
 HANDSHAKES: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "its certificate has expired: renew it there (crossdraft certs DIR --renew)"),
@@ -216,12 +216,12 @@ def _refused(details: str, service: str) -> ServiceError | None:
 
 def to_status(error: ServiceError) -> tuple[StatusCode, str]:
     if isinstance(error, Full):
-        return StatusCode.RESOURCE_EXHAUSTED, (FULL + str(error))[:LONGEST_TEXT]
+        return StatusCode.RESOURCE_EXHAUSTED, (FULL + str(error))[:MAX_TEXT]
     if isinstance(error, Overloaded):
-        return StatusCode.RESOURCE_EXHAUSTED, str(error)[:LONGEST_TEXT]
+        return StatusCode.RESOURCE_EXHAUSTED, str(error)[:MAX_TEXT]
     itself = [code for code, meaning in MEANINGS.items() if type(error) is meaning]
     kin = [code for code, meaning in MEANINGS.items() if isinstance(error, meaning)]
-    return (*itself, *kin, StatusCode.UNKNOWN)[0], str(error)[:LONGEST_TEXT]
+    return (*itself, *kin, StatusCode.UNKNOWN)[0], str(error)[:MAX_TEXT]
 
 
 def to_trailer(error: ServiceError) -> tuple[tuple[str, str], ...]:

@@ -29,14 +29,14 @@ Received = TypeVar("Received")
 Waiting = TypeVar("Waiting")
 Join = Callable[[Waiting, Waiting], Waiting | None]
 OPEN = "open"  # the field of an entry with which a session begins
-MOST_MESSAGES = 256  # of a frame
-MOST_SHARED = 2 << 20  # bytes of a frame that has more messages than one
+MAX_MESSAGES = 256  # of a frame
+MAX_SHARED = 2 << 20  # bytes of a frame that has more messages than one
 # Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
 # reads nothing must not fill the memory.
-MOST_WAITING_MESSAGES = 4096
+MAX_WAITING_MESSAGES = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
-MOST_IN_LOOP = 1 << 18
+MAX_IN_LOOP = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ class Direction:
         """The messages of a frame, for a vocabulary of so many ids; raises BadMessage or DecodeError."""
         frame = self.frame.FromString(raw)
         entries, kinds = getattr(frame, self.entries), self._by_field
-        if len(entries) > MOST_MESSAGES:
-            raise BadMessage(f"the frame has {len(entries)} messages; at most {MOST_MESSAGES} are taken")
-        if len(entries) > 1 and len(raw) > MOST_SHARED:
-            raise BadMessage(f"the frame has {len(raw)} bytes; {len(entries)} messages may have {MOST_SHARED} together")
+        if len(entries) > MAX_MESSAGES:
+            raise BadMessage(f"the frame has {len(entries)} messages; at most {MAX_MESSAGES} are taken")
+        if len(entries) > 1 and len(raw) > MAX_SHARED:
+            raise BadMessage(f"the frame has {len(raw)} bytes; {len(entries)} messages may have {MAX_SHARED} together")
         columns = self.columns(frame, size)
         for entry in entries:
             field = entry.WhichOneof("message")
@@ -213,7 +213,7 @@ class Inbox:
     def __init__(self, codec: FrameCodec[Any, Any], limit: MessageLimit) -> None:
         self._codec = codec
         self._limit = limit
-        self._beside = Beside("frames", small=MOST_IN_LOOP)
+        self._beside = Beside("frames", small=MAX_IN_LOOP)
 
     async def read(self, raw: bytes) -> list[tuple[int, Any]]:
         """The messages of a frame; a large one is read in a thread. Raises TooLarge or BadMessage."""
@@ -228,7 +228,7 @@ class Inbox:
 class Outbox(Generic[Waiting]):
     """Messages of many sessions that wait for the stream.
 
-    A frame takes all that wait, up to MOST_MESSAGES and MOST_SHARED. `refused` is told of a message that is over the
+    A frame takes all that wait, up to MAX_MESSAGES and MAX_SHARED. `refused` is told of a message that is over the
     limit alone, or cannot be encoded; it is dropped, and with it what waits of its session: later messages mean nothing
     without it.
     """
@@ -241,7 +241,7 @@ class Outbox(Generic[Waiting]):
     ) -> None:
         self._codec = codec
         self._limit = limit
-        self._shared = min(limit.frame_bytes, MOST_SHARED)
+        self._shared = min(limit.frame_bytes, MAX_SHARED)
         self._refused = refused
         self._waiting: dict[int, list[tuple[Waiting, int]]] = {}  # by session, with their weights
         self._count = 0  # messages that wait
@@ -285,16 +285,16 @@ class Outbox(Generic[Waiting]):
         self._news.set()
 
     def drop(self, session: int) -> list[Waiting]:
-        dropped = self._waiting.pop(session, [])
-        self._count_out(dropped)
+        if dropped := self._waiting.pop(session, []):
+            self._count_out(dropped)
         return [message for message, _ in dropped]
 
     def over(self, limits: int) -> bool:
-        """Whether more waits than this many message limits, each of its bytes or of MOST_WAITING_MESSAGES messages."""
-        return self._count > limits * MOST_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
+        """Whether more waits than this many message limits, each of its bytes or of MAX_WAITING_MESSAGES messages."""
+        return self._count > limits * MAX_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
 
     async def room(self) -> None:
-        """Returns when no more than a message limit waits, and no more than MOST_WAITING_MESSAGES messages."""
+        """Returns when no more than a message limit waits, and no more than MAX_WAITING_MESSAGES messages."""
         while self.over(1):
             self._room.clear()
             await self._room.wait()
@@ -328,11 +328,15 @@ class Outbox(Generic[Waiting]):
     def _taken(self) -> list[tuple[int, Waiting]]:
         taken: list[tuple[int, Waiting]] = []
         room = self._shared // 4  # weights are lower bounds: rows have up to three times theirs
-        while self._waiting and len(taken) < MOST_MESSAGES and room > 0:
+        if self._count <= MAX_MESSAGES and self._weight < room:  # nearly always
+            taken = [(session, message) for session, waiting in self._waiting.items() for message, _ in waiting]
+            self._waiting, self._count, self._weight = {}, 0, 0
+            self._room.set()
+        while self._waiting and len(taken) < MAX_MESSAGES and room > 0:
             session = next(iter(self._waiting))
             messages = self._waiting.pop(session)
             before = len(taken)
-            for message, weight in messages[: MOST_MESSAGES - before]:
+            for message, weight in messages[: MAX_MESSAGES - before]:
                 if room > 0:
                     room -= weight
                     taken.append((session, message))

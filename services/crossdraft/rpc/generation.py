@@ -11,21 +11,7 @@ from typing import Any, NoReturn, Self, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from crossdraft.rpc import codec, log_context
-from crossdraft.rpc.errors import (
-    PUSHBACK,
-    BadMessage,
-    BadRequest,
-    Cancelled,
-    Internal,
-    NotServed,
-    ServiceError,
-    TimedOut,
-    from_status,
-    to_status,
-    to_trailer,
-    without_addresses,
-)
+from crossdraft.rpc import codec, errors, log_context
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
@@ -94,8 +80,7 @@ DEFAULTS = {one.name: one.default for one in fields(GenerationRequest)}
 def encode_request(asked: Generate) -> pb.GenerateRequest:
     """One request. Fields that have the default of both sides, or are left out, are unset.
 
-    Raises:
-        ValueError: a value does not fit its field; the text says which.
+    Raises ValueError: a value does not fit its field; the text says which.
     """
     request = asked.request
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) != DEFAULTS[name]}
@@ -149,7 +134,7 @@ def decode_request(message: pb.GenerateRequest) -> Generate:
     try:
         request = GenerationRequest(prompt, overlap=Overlap(overlap), **given)
     except RequestError as error:
-        raise BadRequest(str(error)) from error
+        raise errors.BadRequest(str(error)) from error
     drafter = message.drafter if message.HasField("drafter") else None
     return Generate(request, message.id, message.model, drafter, message.together)
 
@@ -169,7 +154,9 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
                 chat.template_kwargs,
             )
         case _:
-            raise BadMessage("there is no prompt; give text, ids or a chat, and at least one character, id or message")
+            raise errors.BadMessage(
+                "there is no prompt; give text, ids or a chat, with a character, id or message at least"
+            )
 
 
 def encode_reply(reply: Reply) -> pb.GenerateReply:
@@ -197,7 +184,7 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
             reason = _name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True)
             return OutputEnded(Reason(reason), _decode_statistics(ended.statistics), ended.id)
         case _:
-            raise BadMessage("a GenerateReply must be one of prompt, token and ended")
+            raise errors.BadMessage("a GenerateReply must be one of prompt, token and ended")
 
 
 def _encode_token(token: Token | PromptToken, milliseconds: float = 0.0) -> pb.Token:
@@ -240,7 +227,7 @@ def decode_models(message: pb.ModelsReply) -> tuple[ServedModel, ...]:
 
 def _encode_statistics(statistics: Statistics) -> pb.Statistics:
     given = {name: value for name, value in vars(statistics).items() if name != "lanes"}
-    given["drafter_lost"] = without_addresses(statistics.drafter_lost)
+    given["drafter_lost"] = errors.without_addresses(statistics.drafter_lost)
     return pb.Statistics(**given, lanes=map(_encode_lane, statistics.lanes))
 
 
@@ -265,9 +252,9 @@ def _decode_lane(message: pb.Lane) -> LaneFigures:
 def _name(kinds: Any, number: int, field: str, needed: bool = False) -> str:
     """The lower-case name of an enum's value; raises BadMessage if it has none, or is not set and needed."""
     if number not in kinds.values():
-        raise BadMessage(f"{field} has the value {number}; known are {', '.join(kinds.keys())}")
+        raise errors.BadMessage(f"{field} has the value {number}; known are {', '.join(kinds.keys())}")
     if needed and not number:
-        raise BadMessage(f"{field} is not set")
+        raise errors.BadMessage(f"{field} is not set")
     return cast(str, kinds.Name(number)).lower()
 
 
@@ -313,7 +300,7 @@ class GenerationClient:
         try:
             message = encode_request(request)
         except ValueError as error:
-            raise BadRequest(str(error)) from error
+            raise errors.BadRequest(str(error)) from error
         method = self._channel.unary_stream(
             f"/{SERVICE}/Generate", pb.GenerateRequest.SerializeToString, pb.GenerateReply.FromString
         )
@@ -323,7 +310,7 @@ class GenerationClient:
                 yield reply
                 if isinstance(reply, OutputEnded):
                     return
-            raise Internal(f"{self.server} ended an output without its last reply")
+            raise errors.Internal(f"{self.server} ended an output without its last reply")
         finally:
             call.cancel()
 
@@ -350,23 +337,23 @@ class GenerationClient:
         try:
             yield
         except TimeoutError as error:
-            raise TimedOut(f"{self.server}: no reply within {self.reply_seconds:g} s") from error
+            raise errors.TimedOut(f"{self.server}: no reply within {self.reply_seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise NotServed(
+                raise errors.NotServed(
                     f"what listens at {self.address} does not serve {SERVICE}; check the address"
                 ) from error
             trailer = cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ())  # the stubs differ
-            pushback = next((value for key, value in trailer if key == PUSHBACK), "")
-            raise from_status(error.code(), error.details(), self.server, pushback) from error
-        except (BadMessage, DecodeError) as error:
-            raise Internal(f"{self.server} sent a reply that cannot be decoded: {error}") from error
+            pushback = next((value for key, value in trailer if key == errors.PUSHBACK), "")
+            raise errors.from_status(error.code(), error.details(), self.server, pushback) from error
+        except (errors.BadMessage, DecodeError) as error:
+            raise errors.Internal(f"{self.server} sent a reply that cannot be decoded: {error}") from error
         except asyncio.CancelledError as error:
             # gRPC raises it, too, in a task that reads from a call that was ended elsewhere.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise Cancelled(f"{self.server}: the call was cancelled") from error
+            raise errors.Cancelled(f"{self.server}: the call was cancelled") from error
 
 
 class GenerationHandlers(ABC):
@@ -405,7 +392,7 @@ class GenerationHandlers(ABC):
         try:
             self._admit(context)
             return encode_models(await self.models()).SerializeToString()
-        except ServiceError as error:
+        except errors.ServiceError as error:
             await _abort(error, context)
 
     async def _answer_generate(self, request: bytes, context: Context) -> None:
@@ -420,7 +407,7 @@ class GenerationHandlers(ABC):
                 async with aclosing(self.generate(asked)) as replies:
                     async for reply in replies:
                         await self._write(reply, context)
-        except ServiceError as error:
+        except errors.ServiceError as error:
             await _abort(error, context)
         except grpc.aio.InternalError as error:  # what a write becomes when the client ends the call meanwhile
             log.debug("the client has gone: %s", error)
@@ -435,7 +422,7 @@ class GenerationHandlers(ABC):
             async with asyncio.timeout(self._stalled_seconds):
                 await context.write(raw)
         except TimeoutError as error:
-            raise Cancelled(f"nothing was read for {self._stalled_seconds:g} s") from error
+            raise errors.Cancelled(f"nothing was read for {self._stalled_seconds:g} s") from error
 
 
 def _parsed(raw: bytes, name: str | None) -> pb.GenerateRequest:
@@ -444,7 +431,7 @@ def _parsed(raw: bytes, name: str | None) -> pb.GenerateRequest:
         message = pb.GenerateRequest.FromString(raw)
         message.id = log_context.request_id(message.id or name)
     except DecodeError as error:
-        raise BadMessage(f"not a GenerateRequest: {error}") from error
+        raise errors.BadMessage(f"not a GenerateRequest: {error}") from error
     return message
 
 
@@ -453,6 +440,6 @@ def _metadata(context: Context, name: str) -> str | None:
     return found.decode("ascii", "replace") if isinstance(found, bytes) else found
 
 
-async def _abort(error: ServiceError, context: Context) -> NoReturn:
-    code, text = to_status(error)
-    await context.abort(code, text, to_trailer(error))
+async def _abort(error: errors.ServiceError, context: Context) -> NoReturn:
+    code, text = errors.to_status(error)
+    await context.abort(code, text, errors.to_trailer(error))

@@ -33,16 +33,7 @@ from crossdraft.rpc.memory import MemoryContext, codec_of
 from crossdraft.rpc.roles import DRAFTER as DRAFTER
 from crossdraft.rpc.roles import TARGET as TARGET
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.types.messages import (
-    Description,
-    Drafted,
-    OpenDrafter,
-    Opened,
-    OpenTarget,
-    PassDone,
-    PromptScored,
-    Scored,
-)
+from crossdraft.types import messages
 
 Opening_contra = TypeVar("Opening_contra", contravariant=True)
 Ask_contra = TypeVar("Ask_contra", contravariant=True)
@@ -50,10 +41,10 @@ Answer_contra = TypeVar("Answer_contra", contravariant=True)
 Context = grpc.aio.ServicerContext[bytes, bytes] | MemoryContext
 log = logging.getLogger(__name__)
 CLOSED = "closed"  # how a session ends in order
-MOST_UNREAD_REPLIES = 256  # replies of a session that wait for its client: one that has more does not read them
+MAX_UNREAD_REPLIES = 256  # replies of a session that wait for its client: one that has more does not read them
 UNREAD_LIMITS = 4  # message limits of a link's replies that wait: whoever reads as it asks has hardly one
-MOST_LINKS = 64  # of one peer, or as many as it may have sessions: each process has one for every model and drafter
-MOST_EARLY = 16  # requests of a session that is still being opened
+MAX_LINKS = 64  # of one peer, or as many as it may have sessions: each process has one for every model and drafter
+MAX_EARLY = 16  # requests of a session that is still being opened
 SILENCE_PRECISION = 0.1  # of the silence that is allowed: how exactly it is kept
 OK = 0  # gRPC's status code
 
@@ -75,7 +66,7 @@ class Service(Protocol[Opening_contra, Ask_contra, Answer]):
     """A model that is served."""
 
     @property
-    def description(self) -> Description:
+    def description(self) -> messages.Description:
         """What it says of its model."""
         ...
 
@@ -119,17 +110,17 @@ class Tally:
         self.replies += 1
         self.bytes_sent += size
         match reply:
-            case PassDone():
+            case messages.PassDone():
                 self.passes += reply.forwards
                 self.nodes += len(reply.nodes)
                 self.model_seconds += reply.seconds
-            case Drafted():
+            case messages.Drafted():
                 self.draft_tokens += len(reply.draft_tokens)
                 self.branches += len(reply.branches)
                 self.model_seconds += reply.seconds
-            case PromptScored():
+            case messages.PromptScored():
                 self.model_seconds += reply.seconds
-            case Scored():
+            case messages.Scored():
                 self.scores += len(reply.probabilities)
                 self.model_seconds += reply.seconds
 
@@ -225,7 +216,7 @@ class Handlers(Generic[Opening, Ask, Answer]):
         self.service = service
         self.limit = limit
         self.idle_seconds = limits.idle_seconds
-        self._most_links = max(MOST_LINKS, limits.max_sessions_per_peer or limits.max_sessions)
+        self._most_links = max(MAX_LINKS, limits.max_sessions_per_peer or limits.max_sessions)
         self.codec = role.server(service.description.vocabulary_size)
         self.inbox = Inbox(self.codec, limit)
         self.draining = False
@@ -326,7 +317,7 @@ class ServerLink:
     def _received(self, number: int, message: Any, size: float) -> None:
         session = self._sessions.get(number)
         try:
-            if isinstance(message, OpenTarget | OpenDrafter):
+            if isinstance(message, messages.OpenTarget | messages.OpenDrafter):
                 self._begin(number, message, size)
             elif session is None:
                 if isinstance(message, BadMessage):  # perhaps it was to begin one
@@ -341,7 +332,7 @@ class ServerLink:
         except Exception as error:  # a fault in one session, of client or service, ends no other
             self.end(number, error)
 
-    def _begin(self, number: int, opening: OpenTarget | OpenDrafter, size: float) -> None:
+    def _begin(self, number: int, opening: messages.OpenTarget | messages.OpenDrafter, size: float) -> None:
         if number in self._sessions:
             raise ProtocolBroken(f"session {number} is open already; give another session another number")
         try:
@@ -420,7 +411,7 @@ class Replies(Generic[Answer]):
     async def _open(self, service: Service[Any, Any, Any], opening: Any) -> None:
         self._session = session = await service.open(opening, self)
         self._fingerprint = service.description.fingerprint
-        self.send(Opened(self._fingerprint))
+        self.send(messages.Opened(self._fingerprint))
         early, self._early = self._early, []
         for request in early:
             if not self._over:
@@ -436,30 +427,30 @@ class Replies(Generic[Answer]):
         self.tally.received(size)
         if self._session is not None:
             self._session.receive(request)
-        elif len(self._early) < MOST_EARLY:
+        elif len(self._early) < MAX_EARLY:
             self._early.append(request)
         else:
             raise ProtocolBroken("too many requests before the session is open")
 
-    def send(self, reply: Answer | Opened, within: float = 0.0, join: Join[Any] | None = None) -> None:
+    def send(self, reply: Answer | messages.Opened, within: float = 0.0, join: Join[Any] | None = None) -> None:
         """Sends a reply after those before, within so many seconds; `join` as in `Outbox.put`."""
         if self._over:
             return
         outbox = self._link.outbox
         unread = outbox.put(self._number, reply, within, join)
-        if unread > MOST_UNREAD_REPLIES or outbox.over(UNREAD_LIMITS):
+        if unread > MAX_UNREAD_REPLIES or outbox.over(UNREAD_LIMITS):
             outbox.drop(self._number)
             self.fail(ProtocolBroken(f"{unread} replies wait: the client does not read them"))
 
     def working(self) -> None:
         """Says that what the client waits for is being worked on."""
-        sign = Opened(self._fingerprint)
-        self.send(sign, join=lambda before, _: sign if isinstance(before, Opened) else None)
+        sign = messages.Opened(self._fingerprint)
+        self.send(sign, join=lambda before, _: sign if isinstance(before, messages.Opened) else None)
 
     def drop(self) -> None:
         """Forgets the replies that have not left yet."""
         for reply in self._link.outbox.drop(self._number):
-            if isinstance(reply, Opened):  # what was sent at once is answered before that
+            if isinstance(reply, messages.Opened):  # what was sent at once is answered before that
                 self._link.outbox.put(self._number, reply)
 
     def fail(self, error: BaseException) -> None:
@@ -470,7 +461,7 @@ class Replies(Generic[Answer]):
     def left(self, reply: Any, size: float) -> None:
         self.active = self._clock()
         self.tally.sent(reply, size)
-        if self._session is not None and not isinstance(reply, Opened):
+        if self._session is not None and not isinstance(reply, messages.Opened):
             self._session.left(reply)
 
     def close(self) -> None:

@@ -50,8 +50,7 @@ def about(**changes: str) -> Iterator[LogContext]:
 def request_id(given: str | None = None) -> str:
     """The id that a client gave its request, checked; a new one if it gave none.
 
-    Raises:
-        RequestIdError: it is empty or too long, or has characters that a file's name should not have.
+    Raises RequestIdError: it is empty or too long, or has characters that a file's name should not have.
     """
     if given is None:
         return secrets.token_hex(16)

@@ -17,9 +17,9 @@ from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.frames import OPEN, Direction, EndSession, Kind, RoleCodec, SessionEnded, Shares, Written
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import (
+    MAX_RUN,
     MOST_DRAFT_TOKENS,
     MOST_LIKELY,
-    MOST_RUN,
     Advance,
     Branch,
     Draft,
@@ -39,7 +39,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import DraftToken, Ids, Row, Whose
-from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
+from crossdraft.types.trees import MOST_NODES, TokenTree
 from crossdraft.v1 import common_pb2 as common
 from crossdraft.v1 import drafter_pb2 as drafter_pb
 from crossdraft.v1 import target_pb2 as target_pb
@@ -119,7 +119,7 @@ def _read_pass(message: target_pb.Pass, listed: Sequence[Ids], size: int | None)
     answered = 1 + len(tree) if wanted is None else len(wanted)
     if len(listed) not in (0, answered):
         raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
-    check_max(message.run, MOST_RUN, "run")
+    check_max(message.run, MAX_RUN, "run")
     if message.run > 1 and (message.tree.tokens or not message.draws):
         raise BadMessage("a run of several tokens needs draws, and has no tree")
     committed = codec.decode_id_tuple(message.committed, "committed", size)
@@ -129,9 +129,10 @@ def _read_pass(message: target_pb.Pass, listed: Sequence[Ids], size: int | None)
 def _read_tree(message: target_pb.TokenTree, size: int | None) -> TokenTree:
     tokens = codec.decode_id_tuple(message.tokens, "tree.tokens", size, MAX_NODES)
     check_max(len(message.parents), len(tokens), "tree.parents")
-    parents = tuple(parent - 1 for parent in message.parents) or tuple(range(ROOT, ROOT + len(tokens)))
     try:
-        return TokenTree(tokens, parents)
+        if not message.parents:
+            return TokenTree.chain(tokens)
+        return TokenTree(tokens, tuple(parent - 1 for parent in message.parents))
     except ValueError as error:
         raise BadMessage(f"tree: {error}") from error
 
@@ -155,16 +156,16 @@ def _read_prompt_request(message: target_pb.ScorePrompt, share: object, size: in
 
 def _write_done(reply: PassDone, written: Written) -> target_pb.PassDone:
     """Raises ValueError unless its answers are all rows or all samples."""
-    rows = [node for node in reply.nodes if isinstance(node, Row)]
-    samples = [node for node in reply.nodes if isinstance(node, Sample)]
-    if bool(rows) == bool(samples):
-        raise ValueError(f"a pass needs rows or samples as its answers, not {len(rows)} and {len(samples)}")
-    written.rows += rows
-    written.samples += samples
+    kinds, count = {*map(type, reply.nodes)}, len(reply.nodes)
+    if kinds not in ({Row}, {Sample}):
+        rows = sum(isinstance(node, Row) for node in reply.nodes)
+        raise ValueError(f"a pass needs rows or samples as its answers, not {rows} and {count - rows}")
+    of_rows = kinds == {Row}
+    (written.rows if of_rows else written.samples).extend(reply.nodes)  # type: ignore[arg-type]  # by their kind
     return target_pb.PassDone(
         number=reply.number,
-        rows=len(rows),
-        samples=len(samples),
+        rows=count if of_rows else 0,
+        samples=0 if of_rows else count,
         microseconds=codec.encode_seconds(reply.seconds),
         queued_microseconds=codec.encode_seconds(reply.queued),
         more=reply.more,
@@ -186,7 +187,7 @@ def _read_done(message: target_pb.PassDone, nodes: Sequence[Row | Sample], size:
         raise BadMessage("done needs rows or samples, one answer at least")
     seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
     forwards, shared = max(1, message.forwards), max(1, message.shared)
-    more, fed, first, hidden = message.more, message.fed, message.first, codec.decode_hidden(message.hidden)
+    more, fed, first, hidden = message.more, message.fed, message.first, codec.decode_hidden(message)
     return PassDone(message.number, tuple(nodes), seconds, queued, more, forwards, shared, fed, first, hidden)
 
 
@@ -216,6 +217,10 @@ def _write_prompt(reply: PromptScored, written: Written) -> target_pb.PromptScor
     return target_pb.PromptScored(
         first=reply.first, samples=len(reply.tokens), microseconds=microseconds, more=reply.more
     )
+
+
+def _share_of_prompt(message: target_pb.PromptScored, columns: Sequence[Shares[Any]]) -> Sequence[Sample]:
+    return columns[1].take(message.samples)
 
 
 def _read_prompt(message: target_pb.PromptScored, tokens: Sequence[Sample], size: int | None) -> PromptScored:
@@ -266,7 +271,7 @@ def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> D
     if not 0 <= message.least_likely <= 1:  # false for NaN as well
         raise BadMessage(f"least_likely must be between 0 and 1, got {message.least_likely}")
     letters, depth, nodes = codec.decode_letters(message.letters, "letters"), message.branch_depth, message.tree_nodes
-    hidden = codec.decode_hidden(message.hidden)
+    hidden = codec.decode_hidden(message)
     shape = chunk, depth, width, message.adopt, message.first, nodes, message.least_likely, hidden
     return Draft(message.epoch, message.offset, letters, message.count, *shape)
 
@@ -389,11 +394,20 @@ def _weight_of_node(node: Row | Sample) -> int:
     return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely
 
 
+def _weight_of_reply(reply: PassDone | PromptScored) -> int:
+    if isinstance(reply, PromptScored):
+        return sum(map(_weight_of_node, reply.tokens))
+    return sum(map(_weight_of_node, reply.nodes)) + len(reply.hidden.states)
+
+
+def _weight_of_pass(request: Pass) -> int:
+    return len(request.committed) + len(request.tree) + sum(map(len, request.listed))
+
+
 def _weight_of_open(opening: OpenTarget | OpenDrafter) -> int:
     grammar, allowed = opening.options.grammar, opening.allowed if isinstance(opening, OpenDrafter) else None
-    return (
-        len(opening.prompt) + (0 if allowed is None else len(allowed)) + (0 if grammar is None else len(grammar.text))
-    )
+    lists = (opening.prompt, allowed, None if grammar is None else grammar.text)
+    return sum(0 if one is None else len(one) for one in lists)
 
 
 def _weight_of_drafted(reply: Drafted) -> int:
@@ -412,14 +426,7 @@ TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | 
         "requests",
         (
             Kind(OpenTarget, OPEN, _write_open_target, _read_open_target, _weight_of_open),
-            Kind(
-                Pass,
-                "next_pass",
-                _write_pass,
-                _read_pass,
-                lambda one: len(one.committed) + len(one.tree) + sum(map(len, one.listed)),
-                lambda message, columns: columns[0].take(message.listed),
-            ),
+            Kind(Pass, "next_pass", _write_pass, _read_pass, _weight_of_pass, lambda one, of: of[0].take(one.listed)),
             Kind(FetchRow, "fetch", _write_fetch, _read_fetch),
             _alike(RunTo, "run_to", target_pb.RunTo),
             Kind(ScorePrompt, "score", lambda one, _: target_pb.ScorePrompt(**vars(one)), _read_prompt_request),
@@ -432,23 +439,9 @@ TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | 
         "replies",
         (
             OPENED,
-            Kind(
-                PassDone,
-                "done",
-                _write_done,
-                _read_done,
-                lambda one: sum(map(_weight_of_node, one.nodes)) + len(one.hidden.states),
-                _share_of_done,
-            ),
+            Kind(PassDone, "done", _write_done, _read_done, _weight_of_reply, _share_of_done),
             Kind(RowFetched, "fetched", _write_fetched, _read_fetched, lambda one: 4 * len(one.row.ids)),
-            Kind(
-                PromptScored,
-                "scored",
-                _write_prompt,
-                _read_prompt,
-                lambda one: sum(map(_weight_of_node, one.tokens)),
-                lambda message, columns: columns[1].take(message.samples),
-            ),
+            Kind(PromptScored, "scored", _write_prompt, _read_prompt, _weight_of_reply, _share_of_prompt),
             ENDED,
         ),
         _target_columns,

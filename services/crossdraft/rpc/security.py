@@ -81,8 +81,7 @@ T = TypeVar("T")
 class Renewed(Generic[T]):
     """What was made of certificate files; made again when they have changed. May be used from any thread.
 
-    Raises:
-        TlsError: they cannot be used now.
+    Raises TlsError: they cannot be used now.
     """
 
     def __init__(self, files: TlsFiles | FrontFiles, make: Callable[[], T]) -> None:
@@ -114,8 +113,7 @@ class RenewedCredentials(Renewed[ClientCredentials]):
 def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
     """Of a server; the files are read again when they change. With TlsFiles it accepts only clients of the CA.
 
-    Raises:
-        TlsError: they cannot be used now.
+    Raises TlsError: they cannot be used now.
     """
     renewed = Renewed(files, lambda: _configuration(files))
     latest = first = renewed.now()

@@ -139,9 +139,8 @@ class Endpoint:
     async def start(self, serving: bool = True) -> str:
         """Begins to listen; returns the address. `serving` is what the health service reports first.
 
-        Raises:
-            CannotListen: the port is taken, or not for this user, or the host is not of this machine.
-            TlsError: certificate or key cannot be used.
+        Raises CannotListen: the port is taken, or not for this user, or the host is not of this machine; TlsError:
+        certificate or key cannot be used.
         """
         wanted, tls = f"{self._listening.host}:{self._listening.port}", self._listening.tls
         credentials = None if tls is None else server_credentials(tls)

@@ -1,6 +1,7 @@
 """Settings of gRPC that client and server must agree on."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 MIB = 1 << 20
 LEAST_FRAME = 8 * MIB  # a prompt of a million tokens as letters; a row of a whole vocabulary has 4
@@ -20,11 +21,11 @@ class MessageLimit:
     def __str__(self) -> str:
         return f"message limit of {self.mib} MiB"
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return self.mib * MIB
 
-    @property
+    @cached_property
     def frame_bytes(self) -> int:
         """Of a link's frame. Protobuf reads it in one go, up to 30 ns a byte, in which the event loop stands still."""
         return min(self.bytes, max(LEAST_FRAME, self.bytes // 4))

@@ -34,8 +34,8 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
 from crossdraft.types.messages import (
-    MOST_RUN,
-    MOST_SCORED,
+    MAX_RUN,
+    MAX_SCORED,
     Description,
     FetchRow,
     HiddenStates,
@@ -49,7 +49,7 @@ from crossdraft.types.messages import (
     ScorePrompt,
 )
 from crossdraft.types.rows import Ids, Row
-from crossdraft.types.trees import ROOT, TokenTree
+from crossdraft.types.trees import TokenTree
 
 log = logging.getLogger(__name__)
 Request = Pass | FetchRow | RunTo | ScorePrompt
@@ -57,7 +57,7 @@ Reply = PassDone | RowFetched | PromptScored
 TargetServer = Server[OpenTarget, Request, Reply]
 # After a reply of a run, tokens wait so long for each other: a message costs more than a token.
 BATCHED_SECONDS = 0.008
-MOST_WAITING_REQUESTS = 64  # requests of a session
+MAX_WAITING_REQUESTS = 64  # requests of a session
 COMPILE_SECONDS = 30.0  # for a grammar, and those that were sent before
 LEAVES_NONE = "the request's limits (grammar, allowed_token_ids, bad_words, min_tokens) leave no id to draw"
 SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
@@ -87,9 +87,7 @@ class TargetService:
     async def open(self, request: OpenTarget, replies: Replies[Reply]) -> "TargetSession":
         """A new session. What many ids are made into is made in a thread, as grammars are: others do not wait.
 
-        Raises:
-            ContextTooLong: the prompt alone does not fit.
-            BadRequest: the grammar cannot be compiled.
+        Raises ContextTooLong: the prompt alone does not fit; BadRequest: the grammar cannot be compiled.
         """
         running, options = self.running, request.options
         ids = len(options.allowed_token_ids) + len(options.logit_bias) + SMALL_OPTIONS * len(options.bad_word_ids)
@@ -155,8 +153,7 @@ def joined(before: Reply, after: Reply) -> PassDone | None:
 class TargetSession:
     """One output of the target: what is committed, and the answers to passes over trees that begin after it.
 
-    Raises:
-        ContextTooLong: the prompt alone does not fit.
+    Raises ContextTooLong: the prompt alone does not fit.
     """
 
     def __init__(
@@ -203,8 +200,8 @@ class TargetSession:
         if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
             self._change_run(request)
             return
-        if len(self._waiting) == MOST_WAITING_REQUESTS:
-            raise ProtocolBroken(f"{MOST_WAITING_REQUESTS} requests of this session wait already")
+        if len(self._waiting) == MAX_WAITING_REQUESTS:
+            raise ProtocolBroken(f"{MAX_WAITING_REQUESTS} requests of this session wait already")
         self._waiting.append(request)
         if self._run is not None:
             self._run.over = True
@@ -268,10 +265,9 @@ class TargetSession:
         run = self._run
         if run is None or request.number != self._number:
             return
-        if request.tokens > run.tokens + MOST_RUN:
+        if request.tokens > run.tokens + MAX_RUN:
             raise ProtocolBroken(
-                f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MOST_RUN} more are "
-                "possible at once"
+                f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MAX_RUN} more are possible at once"
             )
         self._check_room(len(self._context) + request.tokens - 1, f"the text with a run of {request.tokens}")
         run.tokens = request.tokens
@@ -365,7 +361,7 @@ class TargetSession:
         while more:
             # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
             guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
-            asked = replace(request, tree=TokenTree(guess, tuple(range(ROOT, len(guess) - 1)))) if guess else request
+            asked = replace(request, tree=TokenTree.chain(guess)) if guess else request
             masks = masks or self._masks(text, asked)
             answer: ForwardResult = yield ForwardRequest(self, context, asked.tree, hidden=opening.hidden)
             hidden = self._running.thread.engine.hidden.pop(self, None)
@@ -409,9 +405,8 @@ class TargetSession:
                 f"the prompt has {len(prompt)} tokens; those from 1 on can be scored, not from {first}"
             )
         while first < len(prompt):
-            tokens = prompt[first : first + MOST_SCORED]
-            tree = TokenTree(tokens[:-1], tuple(range(-1, len(tokens) - 2)))
-            answer: ForwardResult = yield ForwardRequest(self, prompt[:first], tree)
+            tokens = prompt[first : first + MAX_SCORED]
+            answer: ForwardResult = yield ForwardRequest(self, prompt[:first], TokenTree.chain(tokens[:-1]))
             found = yield ScoreRequest(answer.logits, tokens, request.likely)
             more = first + len(tokens) < len(prompt)
             scored = partial(self._scored, first, found, answer.seconds, more)
@@ -476,8 +471,7 @@ def followed(request: Pass, nodes: Sequence[Row | Sample]) -> tuple[int, ...]:
 async def target_server(options: ServeTarget, beside: MakeBeside = lambda _, __: None) -> TargetServer:
     """Loads the model; the server does not listen yet.
 
-    Raises:
-        ValueError: the model cannot be run with these options.
+    Raises ValueError: the model cannot be run with these options.
     """
     running = await asyncio.to_thread(options.run, options.model, Side.TARGET, beside)
     if own := running.description.defaults.given:

@@ -8,7 +8,7 @@ is worth nothing. All this is without I/O: requests to the drafter are returned,
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from crossdraft.session.drafts import Drafts, of_branch
+from crossdraft.session.drafter_side import Drafts, of_branch
 from crossdraft.session.epoch import Epoch
 from crossdraft.speculation.choice import PLAIN, DraftSeen
 from crossdraft.speculation.estimates import Share
