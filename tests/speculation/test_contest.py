@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from crossdraft.speculation.arms import Round, arms_for
-from crossdraft.speculation.choice import PLAIN, Choice
+from crossdraft.speculation.choice import PLAIN, Choice, arms_for
 from crossdraft.speculation.contest import CREDIT, EARNED, EXCUSES, Account, Contest
+from crossdraft.speculation.estimates import Round
 
 PASS = 0.01  # seconds
 ARMS = arms_for()[1:]

@@ -1,4 +1,4 @@
-"""Which arm is used, and which of several drafters: what each has brought, trials of others, and what these may cost.
+"""Which arm is used: what each has brought, trials of others, and what these may cost.
 
 An account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted. What a
 round with a drafter loses beside no drafter, as that was measured, is taken from it, after what drafting has won
@@ -10,11 +10,11 @@ A round that takes STALL times as long as expected is nobody's, as a capture, a 
 it counts as one that took as long as expected. EXCUSES rounds are so excused, and EARNED of further ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from crossdraft.speculation.arms import Round
 from crossdraft.speculation.choice import Choice
+from crossdraft.speculation.estimates import Round
 
 CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred
 EARNED = 0.02  # of the tokens emitted
@@ -22,7 +22,7 @@ STALL, EXCUSES = 4.0, 8.0  # as above; the first uses of an accelerator's shapes
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
-HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window of it was seen
+HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen; twice if it overlaps
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 
 
@@ -74,6 +74,12 @@ class Record:
         return (self.ratio * self.windows + GUESS * prior) / (self.windows + GUESS)
 
 
+def lent(prior: float, records: Iterable[Record]) -> float:
+    """The ratio of several arms, with a guess that weighs a window."""
+    windows = [(one.windows, one.ratio) for one in records]
+    return (prior + sum(many * ratio for many, ratio in windows)) / (1 + sum(many for many, _ in windows))
+
+
 Guesses = Mapping[Choice, Round]
 
 
@@ -100,20 +106,23 @@ class Contest:
     def speeds(self, guesses: Guesses) -> dict[Choice, float]:
         """Tokens a second of each output, as far as they were measured.
 
-        Where drafting disappoints, as where services share few processors, arms that were not seen are expected to. No
-        drafter is as fast as it was when it was measured, whatever passes take that share a processor with drafts.
+        Where drafting disappoints, as where services share few processors, arms that were not seen are expected to, and
+        where overlapping alone does, those that overlap. No drafter is as fast as it was when it was measured, whatever
+        passes take that share a processor with drafts.
         """
-        drafting = [one for arm, one in self.records.items() if arm.drafts]
-        lent = (1 + sum(one.ratio * one.windows for one in drafting)) / (1 + sum(one.windows for one in drafting))
+        drafting = [(arm.overlap, one) for arm, one in self.records.items() if arm.drafts]
+        usual = lent(1.0, (one for _, one in drafting))
+        lends = {sort: lent(usual, (one for other, one in drafting if other == sort)) for sort in (False, True)}
         found = {}
         for arm, guess in guesses.items():
             speed, record = guess.tokens / max(guess.seconds, 1e-9), self.records.get(arm, Record())
-            found[arm] = speed * record.mean(lent) if arm.drafts else record.mean(speed)
+            found[arm] = speed * record.mean(lends[arm.overlap]) if arm.drafts else record.mean(speed)
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
-        """What the speeds may be."""
-        return {arm: speed * (1 + HOPE / (1 + self.seen(arm))) for arm, speed in speeds.items()}
+        """What the speeds may be; how far outputs that overlap get out of step is guessed worst."""
+        hopes = {arm: HOPE * (1 + (arm.drafts and arm.overlap)) for arm in speeds}
+        return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
     def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
         """A round of all outputs: how long it took, and what it brought to each.
@@ -121,15 +130,24 @@ class Contest:
         Args:
             pure: all outputs used `current`, and had begun to before the round.
         """
-        arm, guess, account, speeds = self.current, guesses[self.current], self.account, self.speeds(guesses)
-        plain = speeds.get(self.plain, 0.0)
-        if arm.drafts and account.excused(seconds > STALL * guess.seconds):
+        arm, guess, speeds = self.current, guesses[self.current], self.speeds(guesses)
+        if arm.drafts and self.account.excused(seconds > STALL * guess.seconds):
             seconds = guess.seconds
-        if arm.drafts or not account.pays:
-            self._trails = arm.drafts
-        elif self._trails:  # drafts that were asked for may go on: until it is as fast as before that is charged, too
-            self._trails = tokens < (1 - HOPE) * seconds * plain
-            pure = pure and not self._trails
+        self._charge(seconds, tokens, speeds)
+        self._tried += 1
+        if pure and (arm.drafts or not self._trails):
+            self._rounds += 1
+            self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
+        window = max(3, WINDOW + 1 - outputs.bit_length()) if arm.drafts else 3
+        if self._rounds >= window or self._lost(speeds):
+            self._decide(guesses, window)
+
+    def _charge(self, seconds: float, tokens: float, speeds: Mapping[Choice, float]) -> None:
+        """Take what a round has lost from the account."""
+        arm, account, plain = self.current, self.account, speeds.get(self.plain, 0.0)
+        # Drafts that were asked for may go on without a drafter in use: until it is as fast as before that costs, too.
+        slow = self._trails and account.pays and tokens < (1 - HOPE) * seconds * plain
+        self._trails = arm.drafts or slow
         account.add(EARNED * tokens)
         if self.trial is not None:
             account.add(tokens - seconds * max(plain, speeds[self.usual]))
@@ -137,15 +155,13 @@ class Contest:
             account.compare(tokens - seconds * plain)
             if arm.drafts and not account.spare and self.seen(arm) > 1:  # what it brought before says little now
                 self.records[arm].keep(1 / self.seen(arm))
-        self._tried += 1
-        if pure:
-            self._rounds += 1
-            self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
-        window = max(3, WINDOW + 1 - outputs.bit_length()) if arm.drafts else 3
-        hopeless = self.trial is not None and self._tried > 1 and self.hope(speeds)[arm] < speeds[self.usual]
-        spent = account.credit <= self._floor if self.trial is not None else not account.pays
-        if hopeless or (arm.drafts and spent) or self._rounds >= window:
-            self._decide(guesses, window)
+
+    def _lost(self, speeds: Mapping[Choice, float]) -> bool:
+        """Whether the drafter, or the trial, is given up before the window is over."""
+        if self.trial is None:
+            return self.usual.drafts and not self.account.pays
+        hopeless = self._tried > 1 and self.hope(speeds)[self.trial] < speeds[self.usual]
+        return hopeless or (self.trial.drafts and self.account.credit <= self._floor)
 
     def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float, part: float) -> None:
         record = self.records.setdefault(arm, Record())
@@ -177,49 +193,3 @@ class Contest:
         known, may = self.seen(plain) or plain.drafts, free / 3  # with less than a token it shows nothing
         if known and lost < may and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
             self.trial, self._tried, self._floor = tried, 0, self.account.credit - may
-
-
-# Of the drafters that can serve an output, the default one first: how many times as fast as without a drafter its
-# outputs were; 0: nothing was seen.
-Gains = Mapping[str, float]
-
-
-class DrafterChoice:
-    """Which of several drafters of one model a new output gets.
-
-    The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried in
-    turn, each by one output at a time: at once what was not seen or seems as fast, and by EARNED of the outputs what is
-    slower, so that no more than that is lost. Beside no drafter each controller bounds the loss by itself.
-    """
-
-    def __init__(self) -> None:
-        self.latest = ""  # what most outputs get
-        self._trials = 0.0  # of slower ones that may begin
-        self._turns: dict[str, bool] = {}  # the one that was tried last is the last; whether an output is trying it
-
-    def usual(self, gains: Gains) -> str:
-        """The fastest; the one before where another one is hardly faster, and at first the default one."""
-        before = self.latest if self.latest in gains else next(iter(gains))
-        best = max(gains, key=lambda name: gains[name])
-        self.latest = best if gains[best] > MARGIN * gains[before] else before
-        return self.latest
-
-    def begun(self, gains: Gains) -> tuple[str, bool]:
-        """The drafter of a new output, of at least one; and whether this is a trial of it."""
-        usual = self.usual(gains)
-        self._turns = dict.fromkeys(gains, False) | self._turns
-        self._trials = min(1.0, self._trials + EARNED)
-        for name, busy in self._turns.items() if gains[usual] else ():
-            if name in gains and name != usual and not busy:
-                slower = 0 < gains[name] < gains[usual]
-                if not slower or self._trials >= 1:
-                    self._trials -= slower
-                    del self._turns[name]
-                    self._turns[name] = True
-                    return name, True
-        return usual, False
-
-    def ended(self, name: str, trial: bool) -> None:
-        """An output that began so is over."""
-        if trial:
-            self._turns[name] = False

@@ -11,7 +11,6 @@ from dataclasses import replace
 from math import inf, log2
 from statistics import fmean
 
-from crossdraft.speculation.arms import Costs, Round
 from crossdraft.speculation.choice import (
     ASIDE,
     LONG_RUN,
@@ -28,7 +27,7 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.speculation.contest import CREDIT, Account, Contest, Guesses
-from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Share, Times
+from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
 
 PATIENCE = 3.0  # times the expected wait that a pass waits at most
 # Tokens of a plain run while a trial may be near, and of an overlapped drafter's reply; four times as many pass until
@@ -36,6 +35,7 @@ PATIENCE = 3.0  # times the expected wait that a pass waits at most
 SHORT_RUN = 4
 ASIDE_FOR = 4 * LONG_RUN  # tokens until a drafter is asked again that cannot go on with a text
 RECENT = MEMORY / 5  # judged draft tokens, of all or of one output, that are compared with usual ones
+EXPLAINED = 6  # arms: those that were tried, the fastest first, then those that seem so
 SILENT = 5.0  # seconds without a draft token after which a drafter is shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
@@ -282,16 +282,19 @@ class OutputController(Controller):
         if not target.costs.target.known:
             return ["nothing is known yet"]
         guesses, load = target.guesses([self], self.arms), target.load
+        speeds, credit = contest.speeds(guesses), max(0.0, target.account.credit - CREDIT / 2)
         lines = [
-            f"a pass of {load:.0f} outputs takes {1e3 * guesses[PLAIN].seconds:.3g} ms; "
+            f"a pass of {load:.0f} output{'s' * (round(load) != 1)} takes {1e3 * guesses[PLAIN].seconds:.3g} ms; "
             f"{self.fares.acceptance.mean():.0%} of draft tokens are accepted",
             f"{'':44}{'expected':>12}{'measured':>12}{'tokens/s of all outputs':>26}",
         ]
-        for arm, speed in contest.speeds(guesses).items():
-            expected, measured = load * guesses[arm].tokens / guesses[arm].seconds, f"{load * speed:.1f}"
+        ordered = sorted(speeds, key=lambda arm: (contest.seen(arm) > 0, speeds[arm]), reverse=True)
+        for arm in ordered[:EXPLAINED]:
+            expected, measured = load * guesses[arm].tokens / guesses[arm].seconds, f"{load * speeds[arm]:.1f}"
             lines.append(f"{arm.settings:44}{expected:12.1f}{measured if contest.seen(arm) else 'not tried':>12}")
-        credit = max(0.0, target.account.credit - CREDIT / 2)
-        return [*lines, f"in use: {contest.current.settings}; trials may cost {credit:.0f} tokens more"]
+        left = [f"and {len(ordered) - EXPLAINED} that seem slower"] * (len(ordered) > EXPLAINED)
+        trial = "on trial" if contest.trial is not None else "in use"
+        return [*lines, *left, f"{trial}: {contest.current.settings}; trials may cost {credit:.0f} tokens more"]
 
     def wants_drafter(self, now: float) -> bool:
         """Whether its next choice may be to draft."""
