@@ -208,12 +208,13 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
 
 def explanation_of(generation: Generated) -> list[str]:
     """The lines of --explain: the controller's decisions with time and reason, then its estimates at the end."""
-    decisions, lines = generation.decisions, [f"{numbered(sum(one.epochs for one in generation.decisions))}:"]
+    decisions, epochs = generation.decisions, sum(one.epochs for one in generation.decisions)
+    lines = [f"{epochs} epoch{'s' * (epochs != 1)}:"]
     for number, decision in enumerate(decisions):
         if number == DECISIONS < len(decisions) - DECISIONS:
             lines.append(f"  … {len(decisions) - 2 * DECISIONS} more decisions; --json has all")
         if number < DECISIONS or number >= len(decisions) - DECISIONS:
-            choice, epochs = decision.choice, numbered(decision.epochs)
+            choice, epochs = decision.choice, f"{decision.epochs} epoch{'s' * (decision.epochs != 1)}"
             lines.append(f"  after {decision.seconds:.3f} s, {epochs}: {choice.settings}; {choice.reason}")
     if generation.statistics is not None and (why := undrafted(generation.statistics)):
         lines.append(f"  {why}")
@@ -223,11 +224,6 @@ def explanation_of(generation: Generated) -> list[str]:
             *(f"  {line}" for line in generation.estimates),
         ]
     return lines
-
-
-def numbered(epochs: int) -> str:
-    """So many epochs, in words."""
-    return "1 epoch" if epochs == 1 else f"{epochs} epochs"
 
 
 def undrafted(statistics: Statistics) -> str:

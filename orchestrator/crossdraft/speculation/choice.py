@@ -216,10 +216,7 @@ class Fixed(Controller):
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
-
-    @property
-    def waits_for_drafter(self) -> bool:  # type: ignore[override]
-        return not self.choice.overlap and self.choice.drafts
+        self.waits_for_drafter = choice.drafts and not choice.overlap
 
     def wants_drafter(self, now: float) -> bool:
         return self.choice.drafts
@@ -230,8 +227,8 @@ class Fixed(Controller):
 
 def lock_step(num_speculative_tokens: int, tree_nodes: int = 0) -> Fixed:
     """The classic round: K draft tokens or a tree of that depth, one pass, a walk."""
-    drafted = num_speculative_tokens
-    return Fixed(Choice(drafted, drafted, False, tree_nodes=tree_nodes, reason=f"lock-step, K = {drafted}"))
+    depth, reason = num_speculative_tokens, f"lock-step, K = {num_speculative_tokens}"
+    return Fixed(Choice(depth, depth, False, tree_nodes=tree_nodes, reason=reason))
 
 
 @dataclass(frozen=True)

@@ -334,12 +334,11 @@ class OutputController(Controller):
 
     def _choice(self, arm: Choice, reason: str) -> Choice:
         """An arm, with what suits the costs."""
-        target, costs, many = self.target, self.target.costs, len(self.target.outputs)
+        target, costs, many, wait = self.target, self.target.costs, len(self.target.outputs), arm.min_draft_tokens
         step = max(costs.step(arm, many), 1e-6)
-        if arm.overlap:  # three replies a pass
-            chunk = max(1, min(SHORT_RUN, int(costs.target.seconds(target.load) / 3 / step)))
-            waits = PATIENCE * costs.arrival(arm, many, arm.min_draft_tokens + chunk) * (arm.min_draft_tokens > 0)
-            return replace(arm, patience=waits, chunk=chunk, review_after=4 * SHORT_RUN, reason=reason)
         likely = min(1.0, step * target.speed) if arm.tree_nodes and self._greedy else 0.0  # tokens of a step's time
-        waits = PATIENCE * costs.arrival(arm, many, arm.min_draft_tokens)
-        return replace(arm, patience=waits, least_likely=likely, reason=reason)
+        chunk, review = 1, 0
+        if arm.overlap:  # three replies a pass
+            chunk, review = max(1, min(SHORT_RUN, int(costs.target.seconds(target.load) / 3 / step))), 4 * SHORT_RUN
+        waits = PATIENCE * costs.arrival(arm, many, wait + chunk * arm.overlap) if wait else 0.0
+        return replace(arm, patience=waits, least_likely=likely, chunk=chunk, review_after=review, reason=reason)
