@@ -214,8 +214,8 @@ def explanation_of(generation: Generated) -> list[str]:
         if number == DECISIONS < len(decisions) - DECISIONS:
             lines.append(f"  … {len(decisions) - 2 * DECISIONS} more decisions; --json has all")
         if number < DECISIONS or number >= len(decisions) - DECISIONS:
-            choice, epochs = decision.choice, f"{decision.epochs} epoch{'s' * (decision.epochs != 1)}"
-            lines.append(f"  after {decision.seconds:.3f} s, {epochs}: {choice.settings}; {choice.reason}")
+            choice, count = decision.choice, f"{decision.epochs} epoch{'s' * (decision.epochs != 1)}"
+            lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings}; {choice.reason}")
     if generation.statistics is not None and (why := undrafted(generation.statistics)):
         lines.append(f"  {why}")
     if generation.estimates:

@@ -10,7 +10,7 @@ A round that takes STALL times as long as expected is nobody's, as a capture, a 
 it counts as one that took as long as expected. EXCUSES rounds are so excused, and EARNED of further ones.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crossdraft.speculation.choice import Choice
@@ -26,13 +26,13 @@ HOPE = 0.2  # of its speed, that an arm may be faster than thought before a wind
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 
 
+@dataclass
 class Account:
     """What may be lost, in tokens of each output, and how many stalls are excused."""
 
-    def __init__(self) -> None:
-        self.credit = CREDIT
-        self.spare = 0.0  # tokens that drafting has won lately, up to a quarter of CREDIT
-        self.excuses = EXCUSES
+    credit: float = CREDIT
+    spare: float = 0.0  # tokens that drafting has won lately, up to a quarter of CREDIT
+    excuses: float = EXCUSES
 
     @property
     def pays(self) -> bool:
@@ -74,12 +74,6 @@ class Record:
         return (self.ratio * self.windows + GUESS * prior) / (self.windows + GUESS)
 
 
-def lent(prior: float, records: Iterable[Record]) -> float:
-    """The ratio of several arms, with a guess that weighs a window."""
-    windows = [(one.windows, one.ratio) for one in records]
-    return (prior + sum(many * ratio for many, ratio in windows)) / (1 + sum(many for many, _ in windows))
-
-
 Guesses = Mapping[Choice, Round]
 
 
@@ -106,17 +100,15 @@ class Contest:
     def speeds(self, guesses: Guesses) -> dict[Choice, float]:
         """Tokens a second of each output, as far as they were measured.
 
-        Where drafting disappoints, as where services share few processors, arms that were not seen are expected to, and
-        where overlapping alone does, those that overlap. No drafter is as fast as it was when it was measured, whatever
-        passes take that share a processor with drafts.
+        Where drafting disappoints, as where services share few processors, arms that were not seen are expected to. No
+        drafter is as fast as it was when it was measured, whatever passes take that share a processor with drafts.
         """
-        drafting = [(arm.overlap, one) for arm, one in self.records.items() if arm.drafts]
-        usual = lent(1.0, (one for _, one in drafting))
-        lends = {sort: lent(usual, (one for other, one in drafting if other == sort)) for sort in (False, True)}
+        drafting = [one for arm, one in self.records.items() if arm.drafts]
+        lent = (1 + sum(one.ratio * one.windows for one in drafting)) / (1 + sum(one.windows for one in drafting))
         found = {}
         for arm, guess in guesses.items():
             speed, record = guess.tokens / max(guess.seconds, 1e-9), self.records.get(arm, Record())
-            found[arm] = speed * record.mean(lends[arm.overlap]) if arm.drafts else record.mean(speed)
+            found[arm] = speed * record.mean(lent) if arm.drafts else record.mean(speed)
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
