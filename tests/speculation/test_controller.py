@@ -296,6 +296,17 @@ def test_prepared_continuations_that_are_asked_for_are_in_overlapped_epochs() ->
     assert choice.settings == "overlapped (at most 8 ahead, waits for 2, 2 x 3 prepared)"
 
 
+@pytest.mark.parametrize(("outputs", "step_ms", "replied"), [(1, 4, 1), (1, 1, 2), (16, 4, 2)])
+def test_replies_hold_two_draft_tokens_where_steps_are_short_or_outputs_many(
+    outputs: int, step_ms: float, replied: int
+) -> None:
+    shared, (output, *_) = usual(CHAINS[-1], outputs)
+    shared.costs.steps.add(step_ms / 1e3)
+    choice = output.choose(0.0)
+    assert choice.overlap
+    assert choice.chunk == replied
+
+
 def test_a_drafter_that_stands_aside_is_asked_again_after_a_while() -> None:
     _, (output,) = usual(rounds_of(8))
     assert output.choose(0.0).drafts
