@@ -24,13 +24,17 @@ def guessed(speed: float = 1.5) -> dict[Choice, Round]:
 
 
 def run(
-    cost: Cost, tokens: float, contest: Contest | None = None, guesses: Mapping[Choice, Round] | None = None
+    cost: Cost,
+    tokens: float,
+    contest: Contest | None = None,
+    guesses: Mapping[Choice, Round] | None = None,
+    outputs: int = 1,
 ) -> float:
     """Seconds until so many tokens are emitted, in which each round is pure."""
     contest, seconds, emitted, number = contest or contest_of(), 0.0, 0.0, 0
     while emitted < tokens:
         took, brought = cost(number, contest.current)
-        contest.add(took, brought, True, guesses or guessed(), 1)
+        contest.add(took, brought, True, guesses or guessed(), outputs)
         seconds, emitted, number = seconds + took, emitted + brought, number + 1
     return seconds
 
@@ -60,7 +64,7 @@ def test_an_overlapped_arm_of_which_too_little_is_expected_is_tried(lent: float)
     contest, best = contest_of(), ARMS[-1]
     assert best.overlap
     guesses = guessed() | {arm: Round(1.2, PASS) for arm in ARMS if arm.overlap}
-    run(of({arm: 1.5 * lent for arm in ARMS if not arm.overlap} | {best: 1.9 * lent}), 1000, contest, guesses)
+    run(of({arm: 1.5 * lent for arm in ARMS if not arm.overlap} | {best: 1.9 * lent}), 1000, contest, guesses, 16)
     assert contest.usual == best
 
 

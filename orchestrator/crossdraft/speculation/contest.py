@@ -22,7 +22,8 @@ STALL, EXCUSES = 4.0, 8.0  # as above; the first uses of an accelerator's shapes
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
-HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen; twice if it overlaps
+HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
+CROWD = 16  # outputs, of which overlapped arms may be faster by twice as much: guesses of these were off by 0.3
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 
 
@@ -86,6 +87,7 @@ class Contest:
         self.records: dict[Choice, Record] = {}
         self._trails = False  # no drafter is used, but what is left of drafts may take time
         self._rounds = 0  # of the window that count
+        self._crowd = 0.0  # how many outputs share it, from 0 to 1
         self._tried = 0  # since the trial began, whether they count or not
         self._floor = 0.0  # of the account, with which the trial ends
 
@@ -112,8 +114,8 @@ class Contest:
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
-        """What the speeds may be; how far outputs that overlap get out of step is guessed worst."""
-        hopes = {arm: HOPE * (1 + (arm.drafts and arm.overlap)) for arm in speeds}
+        """What the speeds may be; how far many outputs that overlap get out of step is guessed worst."""
+        hopes = {arm: HOPE * (1 + self._crowd * (arm.drafts and arm.overlap)) for arm in speeds}
         return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
     def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
@@ -122,6 +124,7 @@ class Contest:
         Args:
             pure: all outputs used `current`, and had begun to before the round.
         """
+        self._crowd = min(1.0, outputs / CROWD)
         arm, guess, speeds = self.current, guesses[self.current], self.speeds(guesses)
         if arm.drafts and self.account.excused(seconds > STALL * guess.seconds):
             seconds = guess.seconds
