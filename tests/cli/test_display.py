@@ -2,12 +2,14 @@
 
 import io
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from crossdraft.cli.display import TextScreen, ending, figures, positions
+from crossdraft.cli.display import DECISIONS, TextScreen, ending, explanation_of, figures, positions
 from crossdraft.client import Kind, Reason, Token
+from crossdraft.speculation.choice import PLAIN, Decision
 from crossdraft.types.statistics import Counts, Statistics, Times, statistics_of
 
 
@@ -109,3 +111,16 @@ def test_an_output_without_draft_tokens_shows_why() -> None:
     aside = table(Counts(undrafted="no room", stood_aside=3), audit=False)
     assert "stood aside 3 times, the last time because no room" in aside
     assert "drafted nothing" not in table(Counts(draft_tokens=3), audit=False)
+
+
+def test_of_many_decisions_the_first_and_the_last_are_explained() -> None:
+    def explained(number: int) -> list[str]:
+        decisions = [Decision(float(at), 1, PLAIN) for at in range(number)]
+        return explanation_of(SimpleNamespace(decisions=decisions, statistics=None, estimates=()))  # type: ignore[arg-type]
+
+    few, many = explained(1), explained(100)
+    assert few == ["1 epoch:", "  after 0.000 s, 1 epoch: no drafter; plain decoding"]
+    assert many[0] == "100 epochs:"
+    assert many[DECISIONS + 1] == f"  … {100 - 2 * DECISIONS} more decisions; --json has all"
+    assert [many[1].split()[1], many[-1].split()[1]] == ["0.000", "99.000"]
+    assert len(many) == 2 * DECISIONS + 2

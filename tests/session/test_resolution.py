@@ -21,8 +21,7 @@ from crossdraft.session.models import (
     without_trust,
 )
 from crossdraft.session.resolution import resolve
-from crossdraft.speculation.arms import TREES, arms_for
-from crossdraft.speculation.choice import Choice
+from crossdraft.speculation.choice import TREES, Choice, arms_for
 from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.text.letters import Side
 from crossdraft.types.messages import MODEL_SETTINGS, OpenTarget, SamplingDefaults, SamplingOptions

@@ -25,8 +25,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
-from crossdraft.speculation.arms import arms_for
-from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
+from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, arms_for, lock_step
 from crossdraft.speculation.controller import TargetController
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched

@@ -14,9 +14,9 @@ import numpy as np
 
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.scheduler import Pause, Scheduler
-from crossdraft.speculation.arms import BRANCHED, TREES, arms_for
 from crossdraft.speculation.choice import (
     PLAIN,
+    TREES,
     Choice,
     Controller,
     DraftSeen,
@@ -26,8 +26,10 @@ from crossdraft.speculation.choice import (
     PassSeen,
     StallSeen,
     Started,
+    arms_for,
 )
 from crossdraft.speculation.controller import Arms, Kind, TargetController
+from crossdraft.speculation.estimates import BRANCHED
 
 CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
 TURN = 0.0002  # seconds that a process takes for a message, on average

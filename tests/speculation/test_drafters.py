@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.speculation.contest import CREDIT, EARNED, DrafterChoice
+from crossdraft.speculation.contest import CREDIT, EARNED
 from crossdraft.speculation.controller import TargetController
+from crossdraft.speculation.drafters import DrafterChoice
 from tests.speculation.simulator import CHAINS, KIND, Simulation, World
 
 TOKENS = 100  # of an output

@@ -2,9 +2,8 @@
 
 import pytest
 
-from crossdraft.speculation.arms import Costs, Round
 from crossdraft.speculation.choice import PLAIN, Choice
-from crossdraft.speculation.estimates import HOPED, LATEST, MEMORY, Share, Times
+from crossdraft.speculation.estimates import HOPED, LATEST, MEMORY, Costs, Round, Share, Times
 
 
 def test_a_step_of_any_size_is_on_the_line_between_those_that_were_seen() -> None:

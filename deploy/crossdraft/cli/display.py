@@ -31,6 +31,7 @@ ROUNDS = (
     "draft tokens; where a method asks for them q: the drafter's probability, p: the target's; where it judges by "
     "whole tokens chance: of being accepted, min(1, p/q), of several that are decided together all of them"
 )
+DECISIONS = 8  # of an output, at its beginning and at its end, that are explained
 POSITIONS = 8  # of a round, for which acceptance is shown
 MEANINGS = {  # of rows of figures
     "tokens": "accepted: agree with the draft; corrected: in place of a refused one; bonus: no draft token to judge",
@@ -207,11 +208,14 @@ def events_of(statistics: Statistics) -> list[tuple[str, str]]:
 
 def explanation_of(generation: Generated) -> list[str]:
     """The lines of --explain: the controller's decisions with time and reason, then its estimates at the end."""
-    lines = [f"{sum(decision.epochs for decision in generation.decisions)} epochs:"]
-    for decision in generation.decisions:
-        choice = decision.choice
-        count = "1 epoch" if decision.epochs == 1 else f"{decision.epochs} epochs"
-        lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings}; {choice.reason}")
+    decisions, epochs = generation.decisions, sum(one.epochs for one in generation.decisions)
+    lines = [f"{epochs} epoch{'s' * (epochs != 1)}:"]
+    for number, decision in enumerate(decisions):
+        if number == DECISIONS < len(decisions) - DECISIONS:
+            lines.append(f"  … {len(decisions) - 2 * DECISIONS} more decisions; --json has all")
+        if number < DECISIONS or number >= len(decisions) - DECISIONS:
+            choice, count = decision.choice, f"{decision.epochs} epoch{'s' * (decision.epochs != 1)}"
+            lines.append(f"  after {decision.seconds:.3f} s, {count}: {choice.settings}; {choice.reason}")
     if generation.statistics is not None and (why := undrafted(generation.statistics)):
         lines.append(f"  {why}")
     if generation.estimates:

@@ -21,7 +21,7 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Repl
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.models import fault_of_pair, requested_method
-from crossdraft.speculation.contest import DrafterChoice, Gains
+from crossdraft.speculation.drafters import DrafterChoice, Gains
 from crossdraft.text.answers import format_of
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written

@@ -19,7 +19,7 @@ from crossdraft.lab.commands import AcceptancePlan, PromptsPlan
 from crossdraft.lab.harness import Benchmark, Result, Timed
 from crossdraft.lab.services import NO_DEFAULTS
 from crossdraft.session.models import fault_of_pair
-from crossdraft.speculation.arms import OVERLAPPED, ROUNDS, TREES
+from crossdraft.speculation.choice import OVERLAPPED, ROUNDS, TREES
 from crossdraft.verification.methods import method_named
 
 REPLY_SECONDS = 600.0  # many generations wait for one model

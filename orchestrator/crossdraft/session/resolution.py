@@ -10,8 +10,7 @@ import numpy as np
 from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.models import Models, choose_method, with_defaults
 from crossdraft.session.output import fault_of_committed
-from crossdraft.speculation.arms import MOST_AHEAD, TREES, arms_for
-from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, lock_step
+from crossdraft.speculation.choice import MOST_AHEAD, PLAIN, TREES, Choice, Controller, Fixed, arms_for, lock_step
 from crossdraft.speculation.controller import TargetController
 from crossdraft.text.chat_template import ChatTemplateError
 from crossdraft.text.grammar import GrammarError, of_letters

@@ -1,6 +1,8 @@
-"""The vocabulary of controllers: how an epoch is run, and what a controller is told."""
+"""The vocabulary of controllers: how an epoch is run, among which arms is chosen, and what a controller is told."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from crossdraft.types.messages import MAX_RUN, MOST_DRAFT_TOKENS
@@ -85,6 +87,49 @@ class Choice:
 LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that follows waits for at most half
 ASIDE = "the drafter cannot go on with this text: {}"  # the reason of epochs without a draft token, in every mode
 PLAIN = Choice(max_draft_tokens=0, run=LONG_RUN, reason="plain decoding")
+
+ROUNDS = (2, 3, 5, 8)  # draft tokens of lock-step rounds: neighbours differ by a tenth where the best is between them
+TREES = ((5, 16), (8, 32))  # depth and nodes of draft trees
+OVERLAPPED = ((8, 0), (8, 2), (16, 4))  # draft tokens ahead at most, and that a pass waits for; 0: it never waits
+MOST_AHEAD = 2 * OVERLAPPED[-1][0]  # draft tokens of any arm, unless a request says otherwise or they are copies
+
+
+@lru_cache(1024)
+def arms_for(
+    most: int = MOST_AHEAD,
+    least: int | None = None,
+    trees: Sequence[int] = (),
+    rounds_only: bool = False,
+    copies: bool = False,
+    branches: tuple[int, int] = (0, 1),
+    targets: int = 1,
+) -> Sequence[Choice]:
+    """All that may be chosen for an output, no drafter first.
+
+    Args:
+        most: draft tokens beyond those revealed.
+        least: draft tokens that overlapped passes wait for; None: the controller decides.
+        trees: nodes of draft trees that may be used, for methods whose target draws by itself.
+        rounds_only: lock-step, for methods that must know the number of draft tokens beforehand.
+        copies: the drafter copies bytes.
+        branches: depth and width of prepared continuations in overlapped epochs.
+        targets: with several, passes may overlap.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    sizes = [MOST_DRAFT_TOKENS >> halved for halved in (3, 2, 1, 0)] if copies else ROUNDS  # four bytes make a token
+    deep = {nodes: depth for depth, nodes in TREES}
+    depths = [*(size for size in sizes if size < most), min(most, sizes[-1])]
+    found = [PLAIN, *(Choice(depth, depth, False) for depth in depths)]
+    for nodes in trees:
+        if nodes > 1:
+            depth = min(most, deep.get(nodes, max(1, nodes // 4)))
+            found.append(Choice(depth, depth, False, tree_nodes=nodes))
+    for ahead, wait in () if rounds_only else OVERLAPPED if least is None else [(most, least)]:
+        ahead, wait = min(most, ahead), min(most, wait)
+        found.append(Choice(ahead, wait, True, PLAIN.patience if wait else 0.0, *branches, speculate=targets > 1))
+    return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -171,10 +216,7 @@ class Fixed(Controller):
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
-
-    @property
-    def waits_for_drafter(self) -> bool:  # type: ignore[override]
-        return not self.choice.overlap and self.choice.drafts
+        self.waits_for_drafter = choice.drafts and not choice.overlap
 
     def wants_drafter(self, now: float) -> bool:
         return self.choice.drafts
@@ -185,8 +227,8 @@ class Fixed(Controller):
 
 def lock_step(num_speculative_tokens: int, tree_nodes: int = 0) -> Fixed:
     """The classic round: K draft tokens or a tree of that depth, one pass, a walk."""
-    drafted = num_speculative_tokens
-    return Fixed(Choice(drafted, drafted, False, tree_nodes=tree_nodes, reason=f"lock-step, K = {drafted}"))
+    depth, reason = num_speculative_tokens, f"lock-step, K = {num_speculative_tokens}"
+    return Fixed(Choice(depth, depth, False, tree_nodes=tree_nodes, reason=reason))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which arm is used, and which of several drafters: what each has brought, trials of others, and what these may cost.
+"""Which arm is used: what each has brought, trials of others, and what these may cost.
 
 An account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted. What a
 round with a drafter loses beside no drafter, as that was measured, is taken from it, after what drafting has won
@@ -13,8 +13,8 @@ it counts as one that took as long as expected. EXCUSES rounds are so excused, a
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crossdraft.speculation.arms import Round
 from crossdraft.speculation.choice import Choice
+from crossdraft.speculation.estimates import Round
 
 CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred
 EARNED = 0.02  # of the tokens emitted
@@ -22,17 +22,18 @@ STALL, EXCUSES = 4.0, 8.0  # as above; the first uses of an accelerator's shapes
 WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
-HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window of it was seen
+HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
+CROWD = 16  # outputs, of which overlapped arms may be faster by twice as much: guesses of these were off by 0.3
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 
 
+@dataclass
 class Account:
     """What may be lost, in tokens of each output, and how many stalls are excused."""
 
-    def __init__(self) -> None:
-        self.credit = CREDIT
-        self.spare = 0.0  # tokens that drafting has won lately, up to a quarter of CREDIT
-        self.excuses = EXCUSES
+    credit: float = CREDIT
+    spare: float = 0.0  # tokens that drafting has won lately, up to a quarter of CREDIT
+    excuses: float = EXCUSES
 
     @property
     def pays(self) -> bool:
@@ -86,6 +87,7 @@ class Contest:
         self.records: dict[Choice, Record] = {}
         self._trails = False  # no drafter is used, but what is left of drafts may take time
         self._rounds = 0  # of the window that count
+        self._crowd = 0.0  # how many outputs share it, from 0 to 1
         self._tried = 0  # since the trial began, whether they count or not
         self._floor = 0.0  # of the account, with which the trial ends
 
@@ -112,8 +114,9 @@ class Contest:
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
-        """What the speeds may be."""
-        return {arm: speed * (1 + HOPE / (1 + self.seen(arm))) for arm, speed in speeds.items()}
+        """What the speeds may be; how far many outputs that overlap get out of step is guessed worst."""
+        hopes = {arm: HOPE * (1 + self._crowd * (arm.drafts and arm.overlap)) for arm in speeds}
+        return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
     def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
         """A round of all outputs: how long it took, and what it brought to each.
@@ -121,15 +124,25 @@ class Contest:
         Args:
             pure: all outputs used `current`, and had begun to before the round.
         """
-        arm, guess, account, speeds = self.current, guesses[self.current], self.account, self.speeds(guesses)
-        plain = speeds.get(self.plain, 0.0)
-        if arm.drafts and account.excused(seconds > STALL * guess.seconds):
+        self._crowd = min(1.0, outputs / CROWD)
+        arm, guess, speeds = self.current, guesses[self.current], self.speeds(guesses)
+        if arm.drafts and self.account.excused(seconds > STALL * guess.seconds):
             seconds = guess.seconds
-        if arm.drafts or not account.pays:
-            self._trails = arm.drafts
-        elif self._trails:  # drafts that were asked for may go on: until it is as fast as before that is charged, too
-            self._trails = tokens < (1 - HOPE) * seconds * plain
-            pure = pure and not self._trails
+        self._charge(seconds, tokens, speeds)
+        self._tried += 1
+        if pure and (arm.drafts or not self._trails):
+            self._rounds += 1
+            self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
+        window = max(3, WINDOW + 1 - outputs.bit_length()) if arm.drafts else 3
+        if self._rounds >= window or self._lost(speeds):
+            self._decide(guesses, window)
+
+    def _charge(self, seconds: float, tokens: float, speeds: Mapping[Choice, float]) -> None:
+        """Take what a round has lost from the account."""
+        arm, account, plain = self.current, self.account, speeds.get(self.plain, 0.0)
+        # Drafts that were asked for may go on without a drafter in use: until it is as fast as before that costs, too.
+        slow = self._trails and account.pays and tokens < (1 - HOPE) * seconds * plain
+        self._trails = arm.drafts or slow
         account.add(EARNED * tokens)
         if self.trial is not None:
             account.add(tokens - seconds * max(plain, speeds[self.usual]))
@@ -137,15 +150,13 @@ class Contest:
             account.compare(tokens - seconds * plain)
             if arm.drafts and not account.spare and self.seen(arm) > 1:  # what it brought before says little now
                 self.records[arm].keep(1 / self.seen(arm))
-        self._tried += 1
-        if pure:
-            self._rounds += 1
-            self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
-        window = max(3, WINDOW + 1 - outputs.bit_length()) if arm.drafts else 3
-        hopeless = self.trial is not None and self._tried > 1 and self.hope(speeds)[arm] < speeds[self.usual]
-        spent = account.credit <= self._floor if self.trial is not None else not account.pays
-        if hopeless or (arm.drafts and spent) or self._rounds >= window:
-            self._decide(guesses, window)
+
+    def _lost(self, speeds: Mapping[Choice, float]) -> bool:
+        """Whether the drafter, or the trial, is given up before the window is over."""
+        if self.trial is None:
+            return self.usual.drafts and not self.account.pays
+        hopeless = self._tried > 1 and self.hope(speeds)[self.trial] < speeds[self.usual]
+        return hopeless or (self.trial.drafts and self.account.credit <= self._floor)
 
     def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float, part: float) -> None:
         record = self.records.setdefault(arm, Record())
@@ -177,49 +188,3 @@ class Contest:
         known, may = self.seen(plain) or plain.drafts, free / 3  # with less than a token it shows nothing
         if known and lost < may and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
             self.trial, self._tried, self._floor = tried, 0, self.account.credit - may
-
-
-# Of the drafters that can serve an output, the default one first: how many times as fast as without a drafter its
-# outputs were; 0: nothing was seen.
-Gains = Mapping[str, float]
-
-
-class DrafterChoice:
-    """Which of several drafters of one model a new output gets.
-
-    The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried in
-    turn, each by one output at a time: at once what was not seen or seems as fast, and by EARNED of the outputs what is
-    slower, so that no more than that is lost. Beside no drafter each controller bounds the loss by itself.
-    """
-
-    def __init__(self) -> None:
-        self.latest = ""  # what most outputs get
-        self._trials = 0.0  # of slower ones that may begin
-        self._turns: dict[str, bool] = {}  # the one that was tried last is the last; whether an output is trying it
-
-    def usual(self, gains: Gains) -> str:
-        """The fastest; the one before where another one is hardly faster, and at first the default one."""
-        before = self.latest if self.latest in gains else next(iter(gains))
-        best = max(gains, key=lambda name: gains[name])
-        self.latest = best if gains[best] > MARGIN * gains[before] else before
-        return self.latest
-
-    def begun(self, gains: Gains) -> tuple[str, bool]:
-        """The drafter of a new output, of at least one; and whether this is a trial of it."""
-        usual = self.usual(gains)
-        self._turns = dict.fromkeys(gains, False) | self._turns
-        self._trials = min(1.0, self._trials + EARNED)
-        for name, busy in self._turns.items() if gains[usual] else ():
-            if name in gains and name != usual and not busy:
-                slower = 0 < gains[name] < gains[usual]
-                if not slower or self._trials >= 1:
-                    self._trials -= slower
-                    del self._turns[name]
-                    self._turns[name] = True
-                    return name, True
-        return usual, False
-
-    def ended(self, name: str, trial: bool) -> None:
-        """An output that began so is over."""
-        if trial:
-            self._turns[name] = False

@@ -11,7 +11,6 @@ from dataclasses import replace
 from math import inf, log2
 from statistics import fmean
 
-from crossdraft.speculation.arms import Costs, Round
 from crossdraft.speculation.choice import (
     ASIDE,
     LONG_RUN,
@@ -28,14 +27,16 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.speculation.contest import CREDIT, Account, Contest, Guesses
-from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Share, Times
+from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
 
 PATIENCE = 3.0  # times the expected wait that a pass waits at most
-# Tokens of a plain run while a trial may be near, and of an overlapped drafter's reply; four times as many pass until
-# such an epoch is reviewed. Each message is work for the event loop, and what was decided holds as long.
+# Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
+# message is work for the event loop, and what was decided holds as long.
 SHORT_RUN = 4
+MANY = 8  # outputs whose single draft tokens keep the loop busy: 16 lose up to 0.4 by them, simulated, and 4 gain 0.05
 ASIDE_FOR = 4 * LONG_RUN  # tokens until a drafter is asked again that cannot go on with a text
 RECENT = MEMORY / 5  # judged draft tokens, of all or of one output, that are compared with usual ones
+EXPLAINED = 6  # arms: those that were tried, the fastest first, then those that seem so
 SILENT = 5.0  # seconds without a draft token after which a drafter is shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
@@ -282,16 +283,19 @@ class OutputController(Controller):
         if not target.costs.target.known:
             return ["nothing is known yet"]
         guesses, load = target.guesses([self], self.arms), target.load
+        speeds, credit = contest.speeds(guesses), max(0.0, target.account.credit - CREDIT / 2)
         lines = [
-            f"a pass of {load:.0f} outputs takes {1e3 * guesses[PLAIN].seconds:.3g} ms; "
+            f"a pass of {load:.0f} output{'s' * (round(load) != 1)} takes {1e3 * guesses[PLAIN].seconds:.3g} ms; "
             f"{self.fares.acceptance.mean():.0%} of draft tokens are accepted",
             f"{'':44}{'expected':>12}{'measured':>12}{'tokens/s of all outputs':>26}",
         ]
-        for arm, speed in contest.speeds(guesses).items():
-            expected, measured = load * guesses[arm].tokens / guesses[arm].seconds, f"{load * speed:.1f}"
+        ordered = sorted(speeds, key=lambda arm: (contest.seen(arm) > 0, speeds[arm]), reverse=True)
+        for arm in ordered[:EXPLAINED]:
+            expected, measured = load * guesses[arm].tokens / guesses[arm].seconds, f"{load * speeds[arm]:.1f}"
             lines.append(f"{arm.settings:44}{expected:12.1f}{measured if contest.seen(arm) else 'not tried':>12}")
-        credit = max(0.0, target.account.credit - CREDIT / 2)
-        return [*lines, f"in use: {contest.current.settings}; trials may cost {credit:.0f} tokens more"]
+        left = [f"and {len(ordered) - EXPLAINED} that seem slower"] * (len(ordered) > EXPLAINED)
+        trial = "on trial" if contest.trial is not None else "in use"
+        return [*lines, *left, f"{trial}: {contest.current.settings}; trials may cost {credit:.0f} tokens more"]
 
     def wants_drafter(self, now: float) -> bool:
         """Whether its next choice may be to draft."""
@@ -324,19 +328,18 @@ class OutputController(Controller):
         factor = self._fared.factor(self.fares.acceptance.mean()) if len(target.outputs) > 1 else 1.0
         self._alone = factor != 1 or arm not in self.arms
         if not self._alone:
-            return arm, "it is tried" if contest.trial is not None else "the fastest so far"
+            return arm, "tried, as it may be faster" if contest.trial is not None else "the fastest so far"
         speeds = contest.speeds(target.guesses([self], self.arms, factor))
         fares = f"its draft tokens fare {'better' if factor > 1 else 'worse'} than usual"
         return max(speeds, key=lambda one: speeds[one]), fares
 
     def _choice(self, arm: Choice, reason: str) -> Choice:
         """An arm, with what suits the costs."""
-        target, costs, many = self.target, self.target.costs, len(self.target.outputs)
-        step = max(costs.step(arm, many), 1e-6)
-        if arm.overlap:  # three replies a pass
-            chunk = max(1, min(SHORT_RUN, int(costs.target.seconds(target.load) / 3 / step)))
-            waits = PATIENCE * costs.arrival(arm, many, arm.min_draft_tokens + chunk) * (arm.min_draft_tokens > 0)
-            return replace(arm, patience=waits, chunk=chunk, review_after=4 * SHORT_RUN, reason=reason)
+        target, costs, many, wait = self.target, self.target.costs, len(self.target.outputs), arm.min_draft_tokens
+        step = costs.step(arm, many)
         likely = min(1.0, step * target.speed) if arm.tree_nodes and self._greedy else 0.0  # tokens of a step's time
-        waits = PATIENCE * costs.arrival(arm, many, arm.min_draft_tokens)
-        return replace(arm, patience=waits, least_likely=likely, reason=reason)
+        # Replies of one draft token are there soonest; those of two are half as much work for the event loop.
+        chunk = 1 + (arm.overlap and (many > MANY or 6 * step < costs.target.seconds(target.load)))
+        review = 4 * SHORT_RUN if arm.overlap else 0
+        waits = PATIENCE * costs.arrival(arm, many, wait + chunk * arm.overlap) if wait else 0.0
+        return replace(arm, patience=waits, least_likely=likely, chunk=chunk, review_after=review, reason=reason)

@@ -1,13 +1,22 @@
-"""What is measured: what steps take, and shares, such as of draft tokens that were accepted."""
+"""What is measured: what steps take, and shares, as of draft tokens that were accepted; and what arms cost by that.
+
+The model of costs only orders the arms and says what a trial may cost: what an arm brings is measured (`contest`).
+"""
 
 from bisect import bisect_right
 from collections import deque
 from math import log2
 from statistics import median
+from typing import NamedTuple
+
+from crossdraft.speculation.choice import Choice
 
 LATEST = 9  # durations of which the lower third counts: five that are nobody's, such as captures, do not show
 MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is known within 0.03
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
+UNKNOWN_STEP = 0.2  # of a pass, that a draft token takes until it is known: drafters are made to be small
+CROWDED = 0.1  # exponent: outputs that overlap get out of step, and passes have fewer of them; as simulated
+BRANCHED = 0.2  # exponent: with n times the nodes of a chain, a tree misses n^-0.2 times as often, measured
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
 
 
@@ -66,3 +75,64 @@ class Share:
         expected = usual * self.seen
         clear = (self.held - expected) ** 2 > CLEAR**2 * (0.5 + expected * (1 - usual))
         return (self.held + 1) / (expected + 1) if clear else 1.0
+
+
+class Round(NamedTuple):
+    """What is expected of a pass and what is drafted for it, of each output."""
+
+    tokens: float
+    seconds: float
+
+
+class Costs:
+    """What the steps of a target and its drafters cost, in seconds."""
+
+    def __init__(self) -> None:
+        self.target = Times()  # by tokens of all sessions in a pass
+        self.steps = Times()  # of a draft token, by nodes of all outputs
+        self.trips = Times()  # from asking to the first reply, without its steps, by outputs
+
+    def step(self, arm: Choice, drafting: float) -> float:
+        """Of a draft token if so many outputs draft."""
+        known = self.steps.known
+        return self.steps.seconds(drafting * arm.width) if known else UNKNOWN_STEP * self.target.seconds(drafting)
+
+    def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
+        """From asking for so many draft tokens to their arrival."""
+        return self.trips.seconds(drafting) + tokens * self.step(arm, drafting)
+
+    def round(self, arm: Choice, outputs: float, drafting: float, chance: float, worth: float = 1.0) -> Round:
+        """What is expected of an arm.
+
+        Args:
+            outputs: that share a pass.
+            drafting: ... share the drafter.
+            chance: that a draft token of a chain is accepted if all before it were.
+            worth: target tokens of an accepted draft token.
+        """
+        depth, wait, nodes = arm.max_draft_tokens, arm.min_draft_tokens, arm.tree_nodes
+        chance = min(1 - 1e-9, 1 - (1 - chance) * (depth / nodes) ** BRANCHED if nodes else chance)
+
+        def passed(drafted: float) -> Round:
+            accepted = chance * (1 - chance**drafted) / (1 - chance)
+            return Round(1 + worth * accepted, self.target.seconds(outputs * (1 + (nodes or drafted * worth))))
+
+        first = passed(wait if arm.overlap else depth)
+        if not arm.drafts:
+            return first
+        again = self.arrival(arm, drafting, max(1, wait if arm.overlap else depth))
+        if not arm.overlap:
+            return Round(first.tokens, first.seconds + again)
+        # A pass without a refusal before it has what was drafted meanwhile. Of those that may be ahead some are in a
+        # pass, others drafted during it, and others on their way.
+        step, life = self.step(arm, drafting), 2 * first.seconds + self.trips.seconds(drafting)
+        ahead = max(wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
+        full, refused = passed(ahead), 1 - chance**ahead
+        alone = 1.0 if wait else max(1.0, again / max(first.seconds, 1e-9))  # passes until there is a draft
+        begun = refused / (refused + chance ** (wait or alone))  # passes before a draft, or behind which one must come
+        passes = begun * alone + 1 - begun
+        tokens = begun * alone * first.tokens + (1 - begun) * full.tokens
+        seconds = begun * (alone * first.seconds + (again if wait else 0.0)) + (1 - begun) * max(
+            full.seconds, wait * step, wait * life / depth
+        )
+        return Round(tokens / passes, seconds / passes * outputs**CROWDED)

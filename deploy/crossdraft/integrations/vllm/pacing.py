@@ -19,10 +19,9 @@ from operator import mul
 
 from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.streams import Guess, Outcome, Pull
-from crossdraft.speculation.arms import ROUNDS, Round
-from crossdraft.speculation.choice import PLAIN, Choice, DraftSeen
+from crossdraft.speculation.choice import PLAIN, ROUNDS, Choice, DraftSeen
 from crossdraft.speculation.contest import Account, Contest, Guesses
-from crossdraft.speculation.estimates import Share, Times
+from crossdraft.speculation.estimates import Round, Share, Times
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 log = logging.getLogger(__name__)
