@@ -89,7 +89,6 @@ def process(*arguments: str) -> Iterator[tuple[int, dict]]:
     """A server: its process id and its ready line."""
     running = subprocess.Popen([*COMMAND, "serve", *arguments], stdout=subprocess.PIPE, text=True)
     try:
-        assert running.stdout is not None
         yield running.pid, json.loads(running.stdout.readline())
     finally:
         running.terminate()

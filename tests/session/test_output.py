@@ -41,9 +41,7 @@ E_ACUTE = tuple(map(chr, "é".encode()))
         ((2, 0, *[3] * 3), (1, 2), "éa"),
     ],
 )
-def test_a_character_that_the_prompt_begins_is_whole_in_the_text(
-    prompt: tuple[int, ...], ids: tuple[int, ...], due: str
-) -> None:
+def test_a_character_that_the_prompt_begins_is_whole_in_the_text(prompt, ids, due):
     pair = pair_of((*E_ACUTE, "a", Side.TARGET.control(0)), ("a",))
     given = assignment(pair=pair, max_tokens=2, open_target=OpenTarget(prompt, SamplingOptions(), None))
     for committed in ((), ids[:1]):

@@ -69,9 +69,7 @@ def test_tokens_are_emitted_as_they_come_and_the_next_pass_leaves_when_the_run_i
     ("changes", "run"),
     [({"max_tokens": 3}, 3), ({"max_tokens": 1}, 1), ({"max_tokens": 50, "context": 10}, 8)],  # the prompt has 2
 )
-def test_a_run_asks_for_no_more_than_may_be_emitted_and_its_last_token_ends_the_output(
-    changes: dict[str, int], run: int
-) -> None:
+def test_a_run_asks_for_no_more_than_may_be_emitted_and_its_last_token_ends_the_output(changes, run):
     session, sent = alone(**changes)
     assert sent.run == run
     out = session.handle(told(*[1] * run, more=False), 1.0)

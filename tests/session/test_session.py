@@ -220,7 +220,6 @@ def test_a_drafter_that_stood_aside_is_told_the_text_from_where_it_is() -> None:
         lane = stage.owing[0]
         if lane in stage.drafters:
             draft = stage.drafters[lane].draft
-            assert draft is not None
             stage.drafters[lane].wanted = 0
             drafts += 1
             stage.tell(Replied(lane, Drafted(draft.epoch, (), 0.0, "it stands aside")))

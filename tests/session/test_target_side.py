@@ -93,7 +93,6 @@ def test_a_draft_token_that_comes_late_is_listed_late() -> None:
     assert sent.tree.tokens == (1,)
     (fetch,) = (one for one in requests(session.handle(Replied(DRAFTER, drafted(1)), 3.0)) if isinstance(one, FetchRow))
     assert (fetch.number, fetch.node) == (sent.number, 1)
-    assert fetch.listed is not None
     assert fetch.listed.tolist() == [1]
     assert session.counts.rows_completed == 1
     head = Row(np.array([0]), np.array([0.25]), 0.75)
@@ -188,9 +187,7 @@ def held(row: Row, listed: list[int] | None, head: int) -> Answers:
         ([7], [9], None),  # not at hand
     ],
 )
-def test_of_a_row_only_the_head_and_what_is_needed_is_used(
-    listed: list[int], need: list[int], ids: list[int] | None
-) -> None:
+def test_of_a_row_only_the_head_and_what_is_needed_is_used(listed: list[int], need: list[int], ids: list[int] | None):
     chances = {4: 0.4, 2: 0.2, 7: 0.2}
     known = [4, 2, *listed]
     row = Row(np.array(known), np.array([chances[one] for one in known]), 1 - sum(chances[one] for one in known))
@@ -235,7 +232,6 @@ def test_of_a_pass_that_draws_no_row_is_fetched() -> None:
     """The target keeps none: another pass brings what the walk needs."""
     session, _, _ = passing(Choice(3, 1))
     (lane,) = session.target.lanes.values()
-    assert lane.latest is not None
     number, listed = lane.latest.sent.number, np.array([1])
     assert lane.fetch(number, 0, listed)
     lane.owed.clear()

@@ -4,7 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 
 from crossdraft.serving.http import HttpOptions
@@ -179,9 +178,7 @@ HOW = "speculative"
         ),
     ],
 )
-async def test_a_wrong_field_is_named(
-    direct: httpx.AsyncClient, outputs: FakeBackend, path: str, body: dict[str, Any], param: str | None, text: str
-) -> None:
+async def test_a_wrong_field_is_named(direct, outputs, path, body, param, text):
     response = await direct.post(path, json=body)
     error = fault(response)
     assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
@@ -215,9 +212,7 @@ OBJECT = "it must be a JSON object"
         ),
     ],
 )
-async def test_what_is_no_request_at_all(
-    direct: httpx.AsyncClient, outputs: FakeBackend, content: bytes, kind: str, text: str
-) -> None:
+async def test_what_is_no_request_at_all(direct, outputs, content, kind, text):
     response = await direct.post(COMPLETIONS, content=content, headers={"content-type": kind})
     assert (response.status_code, fault(response)["type"]) == (400, "invalid_request_error")
     assert text in fault(response)["message"]
@@ -265,9 +260,7 @@ async def test_all_bodies_together_have_a_limit_too(outputs: FakeBackend) -> Non
     [[[]] * 120_000, ["a"] * 120_000, [{"a": 1}] * 60_000, ["\\", '"', "[{"] * 40_000],
     ids=["lists", "texts", "objects", "signs"],
 )
-async def test_bodies_with_more_parts_than_a_request_has_are_not_made(
-    direct: httpx.AsyncClient, value: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bodies_with_more_parts_than_a_request_has_are_not_made(direct, value, monkeypatch):
     content = json.dumps({"prompt": value}).encode()
     with monkeypatch.context() as patched:
         patched.setattr(json, "loads", lambda _: pytest.fail("made"))
