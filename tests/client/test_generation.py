@@ -26,7 +26,7 @@ def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, Me
 
 
 async def texts(running: Generation) -> list[str]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         return [token.text async for token in running]
 
 
