@@ -156,17 +156,9 @@ async def test_the_models(served: Front) -> None:
     (card,) = (await served.openai.models.list()).data
     assert card == await served.openai.models.retrieve("toy")
     assert card.to_dict() == {
-        "id": "toy",
-        "object": "model",
-        "created": 1_700_000_000,
-        "owned_by": "crossdraft",
-        "root": "toy",
-        "max_model_len": 64,
-        "drafters": ["ngram", "small"],
-        "auto": "ngram",
-        "methods": ["slem", "seeded"],
-        "chats": True,
-        "detail": [],
-    }
+        "id": "toy", "object": "model", "created": 1_700_000_000, "owned_by": "crossdraft", "root": "toy",
+        "max_model_len": 64, "drafters": ["ngram", "small"], "auto": "ngram", "methods": ["slem", "seeded"],
+        "chats": True, "detail": [],
+    }  # fmt: skip
     with pytest.raises(NotFoundError, match="there is no model 'org/other'; there is toy"):
         await served.openai.models.retrieve("org/other")
