@@ -25,9 +25,7 @@ from crossdraft.types.messages import (
     NoiseKey,
     OpenTarget,
     Pass,
-    PassDone,
     PromptScored,
-    RowFetched,
     Sample,
     SamplingOptions,
     ScorePrompt,
@@ -176,7 +174,6 @@ async def test_a_prompt_is_scored_piece_by_piece(target_model: RunningModel, siz
         assert token.log_probability == pytest.approx(float(row[token.token]), abs=1e-4)
         assert token.rank == int((row >= row[token.token]).sum())
         assert [one for one, _ in token.likely] == row.topk(2).indices.tolist()
-    assert isinstance(done, PassDone)
     assert token_of(done.nodes[0]) == int(due[-1].argmax())
 
 
@@ -234,7 +231,6 @@ async def row_alone(model: RunningModel, opening: OpenTarget, output: tuple[int,
 
 async def fetched(talk: Talk, request: FetchRow) -> Row:
     reply = await talk.answer(request)
-    assert isinstance(reply, RowFetched)
     assert (reply.number, reply.node) == (request.number, request.node)
     return reply.row
 
@@ -483,7 +479,6 @@ async def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target_model: Ru
         assert set(node.ids.tolist()) <= set(allowed)
         np.testing.assert_allclose(node.probabilities_of(np.array(allowed)), shares / shares.sum(), atol=1e-5)
         fetched = await talk.answer(FetchRow(1, place))
-        assert isinstance(fetched, RowFetched)
         same_row(fetched.row, node)
     stray = Talk(target_model, kept)
     with pytest.raises(BadRequest, match="the grammar allows no token of this vocabulary after"):
