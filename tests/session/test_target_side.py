@@ -27,7 +27,7 @@ from crossdraft.types.trees import TokenTree
 from crossdraft.verification.methods import TLI
 from crossdraft.verification.walk import NeedRow
 from tests.clock import GONE
-from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, requests
+from tests.session.sessions import TARGET, assignment, emitted, requests
 from tests.verification.scheduling import InTurn, Turns
 from tests.verification.toys import row_of
 
@@ -73,21 +73,6 @@ def test_a_prompt_is_scored_before_the_first_pass_and_goes_on_elsewhere() -> Non
     last, end = scored(again.lane, 3, 7, 8, more=False)
     assert isinstance(last, PromptScored)
     assert (end.reason, session.counts.tokens, session.counts.passes) == (Reason.LENGTH, 0, 0)
-
-
-def test_a_draft_token_that_comes_late_is_listed_late() -> None:
-    """Its probabilities are asked for while the pass is under way, for the node where it begins."""
-    session, _, sent = passing(Choice(3, 1))
-    assert sent.tree.tokens == (1,)
-    (fetch,) = (one for one in requests(session.handle(Replied(DRAFTER, drafted(1)), 3.0)) if isinstance(one, FetchRow))
-    assert (fetch.number, fetch.node) == (sent.number, 1)
-    assert fetch.listed.tolist() == [1]
-    assert session.counts.rows_completed == 1
-    head = Row(np.array([0]), np.array([0.25]), 0.75)
-    assert emitted(session.handle(Replied(TARGET, PassDone(1, (ONES, head), 0.0)), 4.0)) == []  # both in one block
-    more = Row(np.array([0, 1]), np.array([0.25, 0.7]), 0.05)
-    out = session.handle(Replied(TARGET, RowFetched(1, 1, more)), 5.0)
-    assert emitted(out)[0].token == 1
 
 
 def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
