@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -138,9 +139,12 @@ def test_a_grammar_masks_both_models_and_the_distribution_is_the_targets_masked(
         ends = [token for token, one in enumerate(letters) if one == END]
         return GrammarCompiler([*map(Letters, letters)], ends).matcher(grammar)
 
+    @cache
+    def mask(matcher: GrammarMatcher, text: str, count: int) -> np.ndarray:
+        return np.unpackbits(matcher.masks(Letters(text), [Letters("")], must=False)[0], count=count, bitorder="little")
+
     def kept(matcher: GrammarMatcher, text: str, weights: np.ndarray) -> np.ndarray:
-        bits = matcher.masks(Letters(text), [Letters("")], must=False)
-        found = weights * np.unpackbits(bits[0], count=len(weights), bitorder="little")
+        found = weights * mask(matcher, text, len(weights))
         return found / found.sum() if found.any() else weights
 
     ours, theirs = matcher_of(setup.toy.target), matcher_of(setup.toy.drafter)
