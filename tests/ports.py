@@ -17,7 +17,6 @@ from crossdraft.session.events import Reply, Request
 from crossdraft.session.ledger import Ledger
 from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import (
     Advance,
     Draft,
@@ -43,7 +42,6 @@ NEVER = 10**9
 def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object) -> Assignment:
     """A session in lock-step rounds of three over toy vocabularies; without a drafter if no token could be drafted."""
     pair = changes.get("pair") or pair_of(LETTERS, ("a", "b", "ba"))
-    assert isinstance(pair, Pair)
     allowed = pair.shared_drafter_ids if method.shared_only else None
     own = [one.name for one in fields(GenerationRequest)]
     asked = {name: changes.pop(name) for name in own if name in changes}

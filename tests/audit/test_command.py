@@ -54,9 +54,7 @@ def file_in(folder: Path) -> ReportFile:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("method", ["coupled", "seeded"])
-async def test_nothing_is_wrong_with_exact_methods(
-    url: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_nothing_is_wrong_with_exact_methods(url, method, tmp_path, capsys):
     file = file_in(tmp_path)
     await audit(url, file, {"speculative": {"method": method, "overlap": "off"}}, reference=True)
     shown = capsys.readouterr().out
@@ -68,7 +66,6 @@ async def test_nothing_is_wrong_with_exact_methods(
     last = shown.splitlines()[-1]
     assert last.startswith("No fault was found in what was checked")
     assert ("speculation was hardly tested" in last) == few
-    assert file.json_file is not None
     found = json.loads(file.json_file.read_text())
     assert found["faults"] == []
     assert found["draft_tokens"][0] > found["draft_tokens"][1] > 0
@@ -92,9 +89,7 @@ def test_the_verdict_says_whether_speculation_was_tested(drafted: tuple[int, int
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_planted_fault_ends_the_command_with_1(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_planted_fault_ends_the_command_with_1(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The server is told another temperature than the audit believes."""
     with pytest.raises(CommandFailed, match=r"faults were found: .*temperature") as raised:
         await audit(url, file_in(tmp_path), {"temperature": 1.6}, greedy=0, samples=64)
@@ -118,7 +113,6 @@ async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], f
     file = file_in(tmp_path)
     with suppress(CommandFailed):
         await audit(url, file, extra, greedy=0, sampled=3, samples=1_900, tokens=8, level=0.001)
-    assert file.json_file is not None
     found = json.loads(file.json_file.read_text())
     assert found["faults"] == faults
     assert found["result"]["power"]["temperature"] < 0.02

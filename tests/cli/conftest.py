@@ -76,7 +76,6 @@ def serving(role: str, folder: Path, *options: str) -> Iterator[tuple["subproces
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
-            assert process.stdout is not None
             yield process, json.loads(process.stdout.readline())
         finally:
             process.terminate()
@@ -88,7 +87,6 @@ def served(target_folder: Path, drafter_folder: Path) -> Iterator[list[str]]:
     command = [sys.executable, "-m", "tests.cli.services", str(target_folder), str(drafter_folder)]
     pipe, repository = subprocess.PIPE, Path(__file__).parents[2]
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=repository) as process:
-        assert process.stdout is not None
         yield json.loads(process.stdout.readline())
 
 

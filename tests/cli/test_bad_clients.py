@@ -91,7 +91,6 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         command = [*COMMAND, "serve", "http", "--model", "toy", "--api-keys", str(keys), *where, *limits, *ports]
         front = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(front.terminate)
-        assert front.stdout is not None
         ready = json.loads(front.stdout.readline())
         processes["front"] = Process(front.pid, ready["address"])
         yield Stack(ready["address"], ready["grpc"], processes)

@@ -43,7 +43,7 @@ def test_a_model_that_is_run_session_by_session(cli: Cli) -> None:
 
 
 def test_a_drafter_that_is_run_session_by_session(cli: Cli) -> None:
-    (found,) = json.loads(cli("check", "bundled:target", "--drafter", "random:mamba", "--json").out)
+    (found,) = json.loads(cli("check", "random:llama", "--drafter", "random:mamba", "--json").out)
     assert found["outputs"] == dict.fromkeys(("plain", "lock-step", "overlapped"), check.ALL_TOKENS)
     assert found["judged"] > 0
 

@@ -100,9 +100,7 @@ def test_options_of_an_affinity(cli: Cli, affinity: tuple[object, ...], tmp_path
         (("-o", "none/out"), "cannot write none/out"),
     ],
 )
-def test_an_affinity_that_cannot_be_made(
-    cli: Cli, affinity: tuple[object, ...], tmp_path: Path, options: tuple[object, ...], complaint: str
-) -> None:
+def test_an_affinity_that_cannot_be_made(cli, affinity, tmp_path, options, complaint):
     cli(*affinity, *options).failed(complaint)
     assert not (tmp_path / "out").exists()
 
@@ -117,9 +115,7 @@ def test_corpora_and_models_that_cannot_be_used(cli: Cli, affinity: tuple[object
     assert not (tmp_path / "out").exists()
 
 
-def test_the_file_is_the_count_and_a_table_says_what_to_keep(
-    cli: Cli, drafter_folder: Path, corpus: Path, tmp_path: Path
-) -> None:
+def test_the_file_is_the_count_and_a_table_says_what_to_keep(cli, drafter_folder, corpus, tmp_path):
     ended = cli("frequencies", "--model", drafter_folder, corpus, "-o", tmp_path / "out")
     some = kind("llama2")
     wanted = count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS)
@@ -132,9 +128,7 @@ def test_the_file_is_the_count_and_a_table_says_what_to_keep(
     assert shares[some.size] == "100.00%"
 
 
-def test_what_reads_tokenizers_needs_neither_weights_nor_torch(
-    target_folder: Path, corpus: Path, tmp_path: Path
-) -> None:
+def test_what_reads_tokenizers_needs_neither_weights_nor_torch(target_folder: Path, corpus: Path, tmp_path: Path):
     model = tmp_path / "model"
     model.mkdir()
     for name in ("tokenizer.json", "config.json"):
@@ -173,8 +167,6 @@ def test_frequencies_that_cannot_be_counted(cli: Cli, drafter_folder: Path, corp
         (["--vocab-keep", "20", "--frequencies", "none"], "cannot read the frequencies"),
     ],
 )
-def test_heads_that_cannot_be_served(
-    cli: Cli, drafter_folder: Path, counted: Path, options: list[str], complaint: str
-) -> None:
+def test_heads_that_cannot_be_served(cli: Cli, drafter_folder: Path, counted: Path, options: list[str], complaint: str):
     given = [str(counted) if option == "FILE" else option for option in options]
     cli("serve", "drafter", "--model", drafter_folder, *given).failed(complaint)

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,7 @@ from tests.cli.conftest import Cli
 from tests.serving.fakes import figures
 
 
-def test_both_texts_and_their_figures(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target_folder: Path, drafter_folder: Path
-) -> None:
+def test_both_texts_and_their_figures(capsys, monkeypatch, target_folder, drafter_folder):
     folders = MODELS | {"target_model": str(target_folder), "drafter_model": str(drafter_folder)}
     monkeypatch.setattr("crossdraft.cli.demo.MODELS", folders)
     demo("The quick", k=5, max_tokens=10, temperature=[0.0, 0.8], seed=3)

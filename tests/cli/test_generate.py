@@ -232,8 +232,6 @@ def test_a_reader_that_goes_away_ends_it_quietly(target: str, form: list[str]) -
     command = [*COMMAND, "generate", "--target", target, "--drafter", "none", "--max-tokens", "100", *form, PROMPT]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 1

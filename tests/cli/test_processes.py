@@ -114,9 +114,7 @@ async def test_what_is_wrong_with_its_options_is_wrong_usage_here_too() -> None:
             raise AssertionError("it cannot have started")
 
 
-async def test_one_that_is_slow_is_waited_for_and_asked_while_it_lives(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_one_that_is_slow_is_waited_for_and_asked_while_it_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     noted = tmp_path / "noted"
     monkeypatch.setattr(processes, "NOTE_SECONDS", 0.001)
     monkeypatch.setattr(processes, "print", lambda text, file: noted.write_text(text), raising=False)

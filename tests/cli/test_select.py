@@ -38,9 +38,7 @@ def prompts_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_services_that_run_are_measured_and_the_fastest_is_named(
-    cli: Cli, pair: tuple[str, ...], prompts_file: Path
-) -> None:
+def test_services_that_run_are_measured_and_the_fastest_is_named(cli: Cli, pair: tuple[str, ...], prompts_file: Path):
     options = ("--method", "slem", "--method", "tli", "--method", "rdk", "--max-tokens", 6)
     outcome = cli("select", *pair, "--prompts", prompts_file, *options, "--json")
     assert outcome.code == 0, outcome.err
@@ -83,9 +81,7 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
         (("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1"), 1, "127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_done_is_said(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], code: int, complaint: str
-) -> None:
+def test_what_cannot_be_done_is_said(cli, tmp_path, monkeypatch, options, code, complaint):
     monkeypatch.chdir(tmp_path)
     Path("broken.jsonl").write_text("{\n")
     cli("select", *options).failed(complaint, code)

@@ -100,9 +100,7 @@ def test_a_port_that_is_taken_is_found_before_an_api_looks_for_targets(cli: Cli,
         assert ended.err.count("\n") == 1
 
 
-def test_a_targets_own_settings_are_those_of_requests_that_leave_them_out(
-    cli: Cli, target_folder: Path, tmp_path: Path
-) -> None:
+def test_a_targets_own_settings_are_those_of_requests_that_leave_them_out(cli, target_folder, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(target_folder, folder)
     own = {"temperature": 0, "top_k": 3, "max_new_tokens": 7}
@@ -134,7 +132,6 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
     command = [*COMMAND, "serve", "ngram", "--host", "0.0.0.0", *lengths]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         assert (ready["role"], ready["model"]) == ("drafter", "ngram")
         assert asyncio.run(drafted(f"127.0.0.1:{ready['address'].rpartition(':')[2]}")) == ""
@@ -203,9 +200,7 @@ def test_options_that_cannot_be(cli: Cli, target_folder: Path, options: list[str
         ({"config.json": json.dumps({"model_type": "abacus"})}, "cannot be loaded as a causal language model"),
     ],
 )
-def test_folders_that_are_damaged(
-    cli: Cli, target_folder: Path, tmp_path: Path, damage: dict[str, str], complaint: str
-) -> None:
+def test_folders_that_are_damaged(cli, target_folder, tmp_path, damage, complaint):
     folder = tmp_path / "model"
     shutil.copytree(target_folder, folder)
     for name, content in damage.items():

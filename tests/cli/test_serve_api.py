@@ -47,7 +47,6 @@ def process(kind: str, *options: object) -> "Iterator[tuple[subprocess.Popen[str
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
-            assert process.stdout is not None
             yield process, json.loads(process.stdout.readline() or json.dumps({"error": process.communicate()[1]}))
         finally:
             process.send_signal(signal.SIGTERM)
@@ -148,9 +147,7 @@ def folder(cli: Cli, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_http_and_grpc_beside_it_with_keys_metrics_and_a_certificate(
-    cli: Cli, pair: Pair, keys: Path, folder: Path
-) -> None:
+def test_http_and_grpc_beside_it_with_keys_metrics_and_a_certificate(cli: Cli, pair: Pair, keys: Path, folder: Path):
     ours, other_ca = folder / "ours", folder / "theirs" / "ca.pem"
     shown = ("--ssl-certfile", ours / "127.0.0.1.pem", "--ssl-keyfile", ours / "127.0.0.1.key", "--api-keys", keys)
     with api("http", pair, "--grpc-port", 0, *shown) as ready:
@@ -200,9 +197,7 @@ def metric(ready: dict[str, Any], name: str, role: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and f'role="{role}"' in line)
 
 
-def test_a_pair_by_one_command(
-    cli: Cli, one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI, target_folder: Path
-) -> None:
+def test_a_pair_by_one_command(cli, one, asked, target_folder):
     ready, name = one[1], str(target_folder)
     assert (ready["role"], ready["model"]) == ("http", name)
     assert httpx.get(f"http://{ready['address']}/ready").json() == {"status": "ready", "models": [name]}
@@ -243,9 +238,7 @@ def test_a_second_signal_ends_what_the_first_one_lets_go_on(target_folder: Path,
                 list(stream)
 
 
-def test_the_models_are_beside_several_workers(
-    one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI, target_folder: Path, drafter_folder: Path
-) -> None:
+def test_the_models_are_beside_several_workers(one, asked, target_folder, drafter_folder):
     """One that is killed takes no model with it."""
     settings = {"model": str(target_folder), "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
     body = {"ignore_eos": True, "speculative": {"overlap": "off", "k": 3}}
@@ -262,9 +255,7 @@ def test_the_models_are_beside_several_workers(
         assert "crossdraft_service_draft_tokens_total" in httpx.get(f"http://{ready['drafter_metrics']}/metrics").text
 
 
-def test_a_client_that_leaves_one_process(
-    one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI
-) -> None:
+def test_a_client_that_leaves_one_process(one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI):
     ready = one[1]
     body = {"ignore_eos": True}
     for _ in range(3):
@@ -276,9 +267,7 @@ def test_a_client_that_leaves_one_process(
         pass
 
 
-def test_one_process_that_is_told_to_end_lets_its_outputs_end(
-    one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI
-) -> None:
+def test_one_process_that_is_told_to_end_lets_its_outputs_end(one, asked):
     process, ready = one
     settings = {"model": ready["model"], "prompt": PROMPT, "max_tokens": 100, "seed": 3}
     whole = asked.completions.create(**settings, extra_body={"ignore_eos": True}).choices[0].text

@@ -62,7 +62,6 @@ def supervised(kind: str, target: str, *options: object, status: int = 0) -> Ite
     command = [*COMMAND, "serve", kind, *own, *map(str, options)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
         server = Supervised(process, json.loads(process.stdout.readline() or "{}"))
         try:
             yield server

@@ -52,7 +52,7 @@ class Scripted:
 
 
 async def run(session: Scripted, services: Services) -> Finished:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         return await Driver(session, services).run(lambda _: None)
 
 

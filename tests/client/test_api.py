@@ -5,7 +5,6 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from weakref import ref
 
 import pytest
@@ -19,7 +18,7 @@ from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended
 from tests.rpc.linked import DESCRIPTION, PuppetService
-from tests.rpc.sessions import DrafterClient, TargetClient
+from tests.rpc.sessions import TargetClient
 from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
@@ -64,9 +63,7 @@ async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
     assert Kind.CORRECTED in kinds
 
 
-async def test_noise_is_never_made_in_the_event_loop(
-    target: TargetClient, drafter: DrafterClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_noise_is_never_made_in_the_event_loop(target, drafter, monkeypatch):
     made, make = [], KeyedNoise.__init__
 
     def seen_make(noise: KeyedNoise, *of: object) -> None:
@@ -87,9 +84,7 @@ async def test_noise_is_never_made_in_the_event_loop(
         ({"tokenizer_json": "no json"}, "Expecting value"),
     ],
 )
-async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(
-    said: dict[str, object], complaint: str
-) -> None:
+async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(said: dict[str, object], complaint: str):
     described = replace(DESCRIPTION, **({"tokenizer_json": kind("gpt2").json} | said))  # type: ignore[arg-type]
     async with Server(TARGET, PuppetService(description=described), Listening(grace_seconds=0)) as server:
         with pytest.raises(ServiceError, match=f"the tokenizer of the target 'toy' cannot be used: {complaint}"):
@@ -120,24 +115,19 @@ async def test_outputs_at_once_share_a_controller(pipeline: Pipeline) -> None:
     runs = [pipeline.generate(PROMPT, max_tokens=24, seed=seed, explain=True) for seed in range(3)]
     assert [one.ids for one in await asyncio.gather(*map(ended, runs))] == due
     for run in runs:
-        assert run.statistics is not None
         assert sum(decision.epochs for decision in run.decisions) == run.statistics.epochs
         assert any(line.startswith("in use: ") for line in run.estimates)
 
 
 @pytest.mark.usefixtures("same_secrets")
 @pytest.mark.parametrize("settings", [{}, {"seed": 3, "logprobs": 2}, {"method": "coupled", "overlap": "on"}])
-async def test_without_drafting_an_output_is_that_of_no_drafter(
-    target: TargetClient, drafter: DrafterClient, settings: dict[str, Any]
-) -> None:
+async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter, settings):
     request = GenerationRequest.of(PROMPT, max_tokens=24, **settings)
     async with connect(target.address) as plain:
         wanted = await ended(plain.run(request))
     async with connect(target.address, drafter.address, trusted=False) as pipeline:
         found = await ended(pipeline.run(request, drafting=False))
     assert (found.ids, found.text) == (wanted.ids, wanted.text)
-    assert found.statistics is not None
-    assert wanted.statistics is not None
     assert found.statistics.method == wanted.statistics.method
     assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")
 

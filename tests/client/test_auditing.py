@@ -120,9 +120,7 @@ async def test_a_real_drafter_passes_and_changes_nothing(pipeline: Pipeline, met
 
 
 @pytest.mark.parametrize("method", ["coupled", "seeded"])
-async def test_a_real_drafter_that_lies_is_given_up(
-    pipeline: Pipeline, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_real_drafter_that_lies_is_given_up(pipeline: Pipeline, method: str, monkeypatch: pytest.MonkeyPatch):
     """It draws from q^0.5, and says q."""
     draw = Clocks.draw
     monkeypatch.setattr(Clocks, "draw", lambda clocks, rows, *given: draw(clocks, rows.sqrt(), *given))

@@ -74,9 +74,7 @@ async def test_without_any_target_all_their_errors_are_said(nowhere: str) -> Non
             pass
 
 
-async def test_a_drafter_that_reads_another_targets_states_is_not_used_from_the_start_on(
-    target: TargetClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_drafter_that_reads_another_targets_states_is_not_used_from_the_start_on(target, caplog):
     described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size, hidden_size=8)
     why = "the drafter toy reads hidden states of 8 numbers, and this target has such of 48"
     async with Server(DRAFTER, PuppetService(description=described), Listening(grace_seconds=0)) as unfit:
@@ -127,9 +125,7 @@ async def test_connecting_fails_without_a_drafter_where_one_is_needed(target: Ta
             pass
 
 
-async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_time(
-    target: TargetClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_time(target, monkeypatch):
     """A socket that listens, and that nobody accepts from."""
     monkeypatch.setattr("crossdraft.client.discovery.OTHERS_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -138,9 +134,7 @@ async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_ti
             assert pipeline.models.drafter is None
 
 
-async def test_drafters_of_another_vocabulary_are_left_out(
-    target: TargetClient, drafter: DrafterClient, target_model: RunningModel, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_drafters_of_another_vocabulary_are_left_out(target, drafter, target_model, caplog):
     async with (
         Server(DRAFTER, DrafterService(target_model), Listening(grace_seconds=0)) as other,
         connect(target.address, [drafter.address, other.address]) as pipeline,
@@ -207,9 +201,7 @@ async def written_by(pipeline: Pipeline) -> list[int]:
     return [token.id async for token in pipeline.generate(PROMPT, **SETTINGS)]
 
 
-async def test_a_target_that_comes_back_with_the_same_model_goes_on_with_its_outputs(
-    target_model: RunningModel,
-) -> None:
+async def test_a_target_that_comes_back_with_the_same_model_goes_on_with_its_outputs(target_model: RunningModel):
     first = at(f"127.0.0.1:{free_port()}", Lasting(target_model))
     await first.start()
     async with asyncio.timeout(300), connect(first.address) as pipeline:
@@ -248,9 +240,7 @@ async def test_one_of_several_targets_that_comes_back_with_another_model_is_not_
             assert await written_by(pipeline) == whole
 
 
-async def test_a_target_that_was_gone_for_long_keeps_no_other_model_away(
-    target_model: RunningModel, drafter_model: RunningModel
-) -> None:
+async def test_a_target_that_was_gone_for_long_keeps_no_other_model_away(target_model, drafter_model):
     async with (
         asyncio.timeout(300),
         Server(TARGET, Lasting(drafter_model), Listening(grace_seconds=0)) as other,
@@ -277,9 +267,7 @@ async def test_a_target_that_comes_back_with_less_context_says_so() -> None:
             await used(lambda: pipeline.models.context == 32)
 
 
-async def test_a_drafter_that_comes_back_with_another_vocabulary_is_used_again(
-    target: TargetClient, drafter_model: RunningModel, target_model: RunningModel
-) -> None:
+async def test_a_drafter_that_comes_back_with_another_vocabulary_is_used_again(target, drafter_model, target_model):
     first = at(f"127.0.0.1:{free_port()}", DrafterService(drafter_model), DRAFTER)
     await first.start()
     async with asyncio.timeout(300), connect(target.address, first.address) as pipeline:
@@ -295,9 +283,7 @@ async def test_a_drafter_that_comes_back_with_another_vocabulary_is_used_again(
 
 
 @pytest.mark.parametrize("overlap", ["auto", "on", "off"])
-async def test_an_explanation_says_that_no_drafter_has_answered_yet(
-    target: TargetClient, nowhere: str, overlap: str
-) -> None:
+async def test_an_explanation_says_that_no_drafter_has_answered_yet(target: TargetClient, nowhere: str, overlap: str):
     async with connect(target.address, nowhere) as pipeline:
         generation = pipeline.generate(PROMPT, **(SETTINGS | {"overlap": overlap, "explain": True}))
         assert len([token async for token in generation]) == 12
@@ -305,9 +291,7 @@ async def test_an_explanation_says_that_no_drafter_has_answered_yet(
     assert reasons == {"the drafter is not there yet (unreachable); tried again"}
 
 
-async def test_why_a_drafter_is_not_used_is_logged_once(
-    target: TargetClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_why_a_drafter_is_not_used_is_logged_once(target, monkeypatch, caplog):
     async with connect(target.address) as pipeline:
         pipeline.note_idle()
         assert caplog.text == ""
@@ -317,9 +301,7 @@ async def test_why_a_drafter_is_not_used_is_logged_once(
         assert caplog.text.count(": drafts nothing") == 1
 
 
-async def test_a_prompt_is_written_in_the_ids_of_the_model_that_reads_it(
-    target: TargetClient, drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_prompt_is_written_in_the_ids_of_the_model_that_reads_it(target, drafter_model, monkeypatch):
     """Also if another model comes while it is being tokenized."""
     async with (
         asyncio.timeout(300),
@@ -361,9 +343,7 @@ async def test_services_come_and_go_while_sessions_run(target_model: RunningMode
         assert moved.statistics.targets_lost == 0
 
 
-async def test_another_model_is_served_once_the_targets_of_the_one_before_have_left(
-    target: TargetClient, drafter: DrafterClient
-) -> None:
+async def test_another_model_is_served_once_the_targets_of_the_one_before_have_left(target, drafter):
     """As in an update. An output stays with the model that it began with."""
     async with asyncio.timeout(300), another_model() as other, connect(target.address, drafter.address) as pipeline:
         known, paired = pipeline.models.target, pipeline.models.drafter
@@ -396,9 +376,7 @@ def tuned(target_model: RunningModel, target_folder: Path, tmp_path: Path) -> It
     model.close()
 
 
-async def test_targets_of_one_name_with_other_weights_are_refused(
-    target: TargetClient, target_model: RunningModel, tuned: RunningModel
-) -> None:
+async def test_targets_of_one_name_with_other_weights_are_refused(target, target_model, tuned):
     one, other = (f"{model.description.fingerprint[:12]}, 128 tokens" for model in (target_model, tuned))
     async with Server(TARGET, Lasting(tuned), Listening(grace_seconds=0)) as served:
         with pytest.raises(RequestError, match="same model") as refused:
@@ -409,9 +387,7 @@ async def test_targets_of_one_name_with_other_weights_are_refused(
     assert ": other weights or dtype, or another version; all targets" in str(refused.value)
 
 
-async def test_in_an_update_the_first_model_is_served_until_its_targets_have_left(
-    target: TargetClient, tuned: RunningModel
-) -> None:
+async def test_in_an_update_the_first_model_is_served_until_its_targets_have_left(target, tuned):
     async with (
         asyncio.timeout(300),
         Server(TARGET, Lasting(tuned), Listening(grace_seconds=0)) as served,
@@ -451,22 +427,23 @@ async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, 
         assert [token.id async for token in pipeline.generate(PROMPT, **SETTINGS)] == due
 
 
-async def test_a_target_that_is_restarted_with_other_weights_opens_no_session_unnoticed(
-    target_model: RunningModel, tuned: RunningModel
-) -> None:
+async def test_a_target_that_is_restarted_with_other_weights_opens_no_session_unnoticed(target_model, tuned):
     async with Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as first:
         address = first.address
         async with connect(address, patience=Patience(target_seconds=0.1)) as pipeline:
             await first.drain()
             port = int(address.rpartition(":")[2])
             async with Server(TARGET, Lasting(tuned), Listening(port=port, grace_seconds=0)):
-                with pytest.raises(NotServed, match="serves another model than it described"):
-                    [token async for token in pipeline.generate(PROMPT, **SETTINGS)]
+                error: ServiceError = Unreachable("")
+                while type(error) is Unreachable:  # a busy machine may take longer to connect than it is waited for
+                    with pytest.raises(ServiceError) as raised:
+                        [token async for token in pipeline.generate(PROMPT, **SETTINGS)]
+                    error = raised.value
+    assert "serves another model than it described" in str(error)
+    assert type(error) is NotServed
 
 
-async def test_drafters_of_one_vocabulary_may_have_other_weights(
-    target: TargetClient, drafter: DrafterClient, drafter_folder: Path, tmp_path: Path
-) -> None:
+async def test_drafters_of_one_vocabulary_may_have_other_weights(target, drafter, drafter_folder, tmp_path):
     rewritten(copytree(drafter_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5})
     model = RunningModel.of(load_model(LoadOptions(str(tmp_path / "tuned"))), Side.DRAFTER, 1)
     async with (
@@ -476,9 +453,7 @@ async def test_drafters_of_one_vocabulary_may_have_other_weights(
         assert len(pipeline._connected.services.drafters) == 2
 
 
-async def test_a_drafter_that_comes_later_is_trusted_no_more_than_one_from_the_start(
-    target: TargetClient, drafter: DrafterClient
-) -> None:
+async def test_a_drafter_that_comes_later_is_trusted_no_more_than_one_from_the_start(target, drafter):
     async with asyncio.timeout(300), connect(target.address, trusted=False) as pipeline:
         assert pipeline.generate(PROMPT, method="coupled").ids == []  # plain, as there is no drafter
         await pipeline.follow(target.address, drafter.address)
@@ -497,9 +472,7 @@ async def test_of_several_lists_of_services_the_last_one_counts(target: TargetCl
 
 
 @pytest.mark.parametrize("lives", [True, False])
-async def test_connecting_waits_for_a_drafter_while_its_process_lives(
-    target: TargetClient, drafter_model: RunningModel, taken: socket.socket, nowhere: str, lives: bool
-) -> None:
+async def test_connecting_waits_for_a_drafter_while_its_process_lives(target, drafter_model, taken, nowhere, lives):
     asked = []
 
     def process(address: str) -> bool:

@@ -26,7 +26,7 @@ def generation(method: Method = SLEM, **changes: object) -> tuple[Generation, Me
 
 
 async def texts(running: Generation) -> list[str]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         return [token.text async for token in running]
 
 
@@ -85,9 +85,7 @@ async def test_a_target_that_stays_away_raises_its_error_after_a_while() -> None
 
 @CONTROLLERS
 @pytest.mark.parametrize("error", [Closed("the target ended the session"), Unreachable("gone")])
-async def test_a_target_that_fails_is_opened_again_and_nothing_is_lost(
-    error: ServiceError, controller: Controller
-) -> None:
+async def test_a_target_that_fails_is_opened_again_and_nothing_is_lost(error: ServiceError, controller: Controller):
     undisturbed, _, _ = generation(controller=controller)
     await texts(undisturbed)
     running, target, _ = generation(controller=controller)
@@ -121,9 +119,7 @@ BAD_DRAFT_TOKENS = [
 @pytest.mark.parametrize(
     ("draft_tokens", "fault"), BAD_DRAFT_TOKENS, ids=lambda value: value if isinstance(value, str) else ""
 )
-async def test_draft_tokens_that_cannot_be_verified_cost_the_drafter(
-    draft_tokens: tuple[DraftToken, ...], fault: str
-) -> None:
+async def test_draft_tokens_that_cannot_be_verified_cost_the_drafter(draft_tokens: tuple[DraftToken, ...], fault: str):
     running, _, drafter = generation(TLI)
     drafter.first = (Drafted(1, draft_tokens, 0.0),)
     drafter.silent = True

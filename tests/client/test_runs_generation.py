@@ -39,9 +39,7 @@ async def pipeline(target: TargetClient) -> AsyncIterator[Pipeline]:
 @pytest.mark.parametrize(
     "settings", [{"options": GREEDY}, {"seed": 3, "method": "slem"}, {"seed": 5, "logprobs": 2}], ids=str
 )
-async def test_the_text_is_the_same(
-    pipeline: Pipeline, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_text_is_the_same(pipeline: Pipeline, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch):
     with_runs = await ended(pipeline.generate(PROMPT, max_tokens=50, **settings))
     with monkeypatch.context() as patched:
         patched.setattr(session, "PLAIN", ONE_BY_ONE)
@@ -55,9 +53,7 @@ async def test_the_text_is_the_same(
     assert ours.bytes_sent < theirs.bytes_sent / 2
 
 
-async def test_a_stop_string_ends_the_text_where_it_would_have_ended(
-    pipeline: Pipeline, target_model: RunningModel
-) -> None:
+async def test_a_stop_string_ends_the_text_where_it_would_have_ended(pipeline: Pipeline, target_model: RunningModel):
     whole = await ended(pipeline.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True))
     pieces = (whole.text[begin : begin + 3] for begin in range(6, len(whole.text) - 3))
     stop = next(piece for piece in pieces if piece.isascii())  # half a character has no letters of its own

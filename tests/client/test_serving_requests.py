@@ -36,7 +36,7 @@ from crossdraft.text.letters import NOTHING, Side, from_bytes
 from crossdraft.types.messages import Draft, OpenDrafter
 from crossdraft.types.request import PromptTooLongError, plain
 from crossdraft.verification.methods import METHODS
-from tests.rpc.sessions import DrafterClient, TargetClient
+from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import AT_ONCE, save
 from tests.text.kinds import kind
 
@@ -77,9 +77,7 @@ EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary
     + [pytest.param({"method": name, "overlap": "off", "options": MASKED}, marks=pytest.mark.full) for name in EVERY],
     ids=str,
 )
-async def test_logprobs_are_the_models(
-    pipeline: Pipeline, target_model: RunningModel, settings: dict[str, object]
-) -> None:
+async def test_logprobs_are_the_models(pipeline: Pipeline, target_model: RunningModel, settings: dict[str, object]):
     """Whatever the method, and whatever it draws from: they are of the model itself."""
     generation = pipeline.generate(PROMPT, max_tokens=10, logprobs=4, allow_inexact=True, **settings)
     tokens = await tokens_of(generation)
@@ -167,9 +165,7 @@ async def test_a_chat_is_what_transformers_makes_of_it(chatting: RunningModel, d
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(
-    target: TargetClient, drafter_model: RunningModel, trusted: bool
-) -> None:
+async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(target, drafter_model, trusted):
     about = replace(drafter_model.description, chat_template=ChatTemplate("{{ messages[0].content }}"))
     service = DrafterService(replace(drafter_model, description=about))
     async with (
@@ -178,14 +174,11 @@ async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(
     ):
         chats = replace(pipeline.models.target, chat_template=ChatTemplate(TEMPLATE))
         opening = resolve(GenerationRequest(CHAT), replace(pipeline.models, target=chats)).open_drafter
-        assert opening is not None
         wanted = CHAT.messages[0].content if trusted else plain(CHAT)
         assert (opening.prompt, opening.templated) == (from_bytes(wanted.encode()), trusted)
 
 
-async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(
-    drafter: DrafterClient, drafter_model: RunningModel
-) -> None:
+async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(drafter, drafter_model):
     text = "<s>user\nHello</s>\nassistant\n"
     ids = drafter_model.tokenization.encode_prompt(text, special=False)
     assert ids[0] == kind("llama2").id_of("<s>")
@@ -201,9 +194,7 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(
             assert (drafted.draft_tokens[0].token == wanted) == same
 
 
-async def test_a_long_prompt_is_tokenized_beside_the_event_loop(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_prompt_is_tokenized_beside_the_event_loop(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch):
     threads: list[str] = []
 
     def watched(*given: Any) -> Prompts:

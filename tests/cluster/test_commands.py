@@ -44,9 +44,7 @@ def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
     assert {address, "65534", "1234567", "76:00", "12", "34%"} <= set(" ".join(written).split())
 
 
-def test_status_names_nodes_that_are_set_up_where_something_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_names_nodes_that_are_set_up_where_something_is_missing(monkeypatch, capsys):
     monkeypatch.setattr("crossdraft.cli.cluster._cluster", lambda _: nullcontext())
     monkeypatch.setattr("crossdraft.cluster.status.pending_nodes", lambda: ("10.77.0.2 waiting-for-ssh",))
     for state, named in ((ReplicaState.STARTING, True), (ReplicaState.STOPPING, False)):
@@ -107,9 +105,7 @@ def test_one_deployment_at_a_time(cluster: RunningCluster) -> None:
         assert (done.returncode, "another `crossdraft deploy` is under way" in done.stderr) == (1, True)
 
 
-def test_nothing_is_begun_while_a_node_has_another_crossdraft(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_begun_while_a_node_has_another_crossdraft(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch):
     before = cluster.entries()
     monkeypatch.setattr(capacity, "installed", lambda: "0.2.0+other")
     with pytest.raises(NotServedError, match=rf"0\.2\.0\+other is to run, and node .*{TARGETS}"):

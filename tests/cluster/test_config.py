@@ -57,67 +57,57 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
     assert (target.generation_config, settings) == ("vllm", {"top_k": 20, "temperature": 0.5})
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        (SMALLEST + "      override_generation_config: {top_q: 1}\n", "it must be an object with some of temperature"),
-        (SMALLEST + "      override_generation_config: {top_p: 2.0}\n", "top_p must be above 0"),
-        ("", "line 1: a configuration begins with `models:`"),
-        (SMALLEST + "http: {rate: 5, requests_per_minute: 6}\n", "line 5: http.rate is in line 5 already: leave out"),
-        (SMALLEST + "      sessions: {most: 2}\n      max_sessions: 3\n", "max_sessions is in line 5 already"),
-        (SMALLEST + "metrics: true\nmetrics: false\n", "line 6: metrics is in line 5 already: leave out one"),
-        ("- a\n", "line 1: a configuration begins with `models:`"),
-        ("models: []\n", "line 1: models is empty"),
-        ("models:\n  - name: x\n", r"line 2: models\.0\.target: Field required"),
-        (SMALLEST + "      replicas: 0\n", r"line 5: models\.0\.target\.replicas: write a number of replicas above 0"),
-        (
-            SMALLEST + "      replicas: two\n",
-            r"line 5: models\.0\.target\.replicas: write a number of replicas above 0",
-        ),
-        (SMALLEST + "      replica: 2\n", r"line 5: .*\.replica: there is no such field; did you mean 'replicas'\?"),
-        (SMALLEST + "    orchestrators: {max: 2, xyz: 1}\n", r"\.xyz: there is no such field; there are min, max"),
-        (SMALLEST + "http: {port: 9000}\ngrpc: {}\n", "line 5: http.port: http and grpc have the same port, 9000"),
-        (
-            SMALLEST + "http:\n  port: 7\ngrpc:\n  burst: 2\n  port: 7\n",
-            "line 6: http.port: http and grpc have the sam",
-        ),
-        (SMALLEST + "grpc:\n  burst: 2\n  port: 8000\n", "line 7: grpc.port: http and grpc have the same port"),
-        (SMALLEST + "metrics_port: 8000\n", "line 5: metrics_port: a front has the same port, 8000"),
-        (SMALLEST + "http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
-        (SMALLEST + "  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
-        (
-            SMALLEST + "    orchestrators: many\n",
-            r"line 5: models\.0\.orchestrators: write a number of replicas above 0, or \{min",
-        ),
-        (SMALLEST + "    orchestrators: 0\n", r"line 5: models\.0\.orchestrators: write a number of replicas above 0"),
-        (SMALLEST + "    orchestrators: {min: 3, max: 2}\n", "min, 3, must not be above max, 2"),
-        (
-            SMALLEST + "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",
-            "line 2: models.0: two drafters of model 'small' have the name 'd'",
-        ),
-        (
-            SMALLEST + "    drafters:\n      - {name: d, model: m, frequencies: f.npz}\n",
-            r"line 6: models\.0\.drafters\.0: vocab_keep, a number of ids, and frequencies",
-        ),
-        (
-            SMALLEST + "      tensor_parallel_size: 2\n      port: 7001\n",
-            "with tensor_parallel_size port and quantization are left out",
-        ),
-        (
-            SMALLEST + "      tensor_parallel_size: 2\n      resources: {gpus: 3}\n",
-            "tensor_parallel_size must divide gpus",
-        ),
-        (
-            SMALLEST + "    drafters:\n      - {name: d, model: m, tensor_parallel_size: 2}\n",
-            r"line 6: models\.0\.drafters\.0\.tensor_parallel_size: Input should be 1",
-        ),
-        (SMALLEST + "    drafters:\n      - {name: a b, model: m}\n", r"line 6: models\.0\.drafters\.0\.name: "),
-        (SMALLEST + "grace_seconds: -1\n", r"line 5: grace_seconds: "),
-        ("models: [\n", "line 2: "),
-        ("models:\n\t- name: x\n", "line 2: "),
-        ("models: !!python/object:os.system {}\n", "line 1: could not determine a constructor"),
-    ],
+FAULTS = (  # after the smallest configuration, and what is said
+    ("      override_generation_config: {top_q: 1}\n", "it must be an object with some of temperature"),
+    ("      override_generation_config: {top_p: 2.0}\n", "top_p must be above 0"),
+    ("http: {rate: 5, requests_per_minute: 6}\n", "line 5: http.rate is in line 5 already: leave out"),
+    ("      sessions: {most: 2}\n      max_sessions: 3\n", "max_sessions is in line 5 already"),
+    ("metrics: true\nmetrics: false\n", "line 6: metrics is in line 5 already: leave out one"),
+    ("      replicas: 0\n", r"line 5: models\.0\.target\.replicas: write a number of replicas above 0"),
+    ("      replicas: two\n", r"line 5: models\.0\.target\.replicas: write a number of replicas above 0"),
+    ("      replica: 2\n", r"line 5: .*\.replica: there is no such field; did you mean 'replicas'\?"),
+    ("    orchestrators: {max: 2, xyz: 1}\n", r"\.xyz: there is no such field; there are min, max"),
+    ("http: {port: 9000}\ngrpc: {}\n", "line 5: http.port: http and grpc have the same port, 9000"),
+    ("http:\n  port: 7\ngrpc:\n  burst: 2\n  port: 7\n", "line 6: http.port: http and grpc have the sam"),
+    ("grpc:\n  burst: 2\n  port: 8000\n", "line 7: grpc.port: http and grpc have the same port"),
+    ("metrics_port: 8000\n", "line 5: metrics_port: a front has the same port, 8000"),
+    ("http:\n  port: 70000\n", r"line 6: http\.port: .*less than or equal to 65535"),
+    ("  - name: small\n    target: {model: m}\n", "two models have the name 'small'"),
+    ("    orchestrators: many\n", r"line 5: models\.0\.orchestrators: write a number of replicas above 0, or \{min"),
+    ("    orchestrators: 0\n", r"line 5: models\.0\.orchestrators: write a number of replicas above 0"),
+    ("    orchestrators: {min: 3, max: 2}\n", "min, 3, must not be above max, 2"),
+    (
+        "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",
+        "line 2: models.0: two drafters of model 'small' have the name 'd'",
+    ),
+    (
+        "    drafters:\n      - {name: d, model: m, frequencies: f.npz}\n",
+        r"line 6: models\.0\.drafters\.0: vocab_keep, a number of ids, and frequencies",
+    ),
+    (
+        "      tensor_parallel_size: 2\n      port: 7001\n",
+        "with tensor_parallel_size port and quantization are left out",
+    ),
+    ("      tensor_parallel_size: 2\n      resources: {gpus: 3}\n", "tensor_parallel_size must divide gpus"),
+    (
+        "    drafters:\n      - {name: d, model: m, tensor_parallel_size: 2}\n",
+        r"line 6: models\.0\.drafters\.0\.tensor_parallel_size: Input should be 1",
+    ),
+    ("    drafters:\n      - {name: a b, model: m}\n", r"line 6: models\.0\.drafters\.0\.name: "),
+    ("grace_seconds: -1\n", r"line 5: grace_seconds: "),
 )
+NONE_AT_ALL = (
+    ("", "line 1: a configuration begins with `models:`"),
+    ("- a\n", "line 1: a configuration begins with `models:`"),
+    ("models: []\n", "line 1: models is empty"),
+    ("models:\n  - name: x\n", r"line 2: models\.0\.target: Field required"),
+    ("models: [\n", "line 2: "),
+    ("models:\n\t- name: x\n", "line 2: "),
+    ("models: !!python/object:os.system {}\n", "line 1: could not determine a constructor"),
+)
+
+
+@pytest.mark.parametrize(("text", "complaint"), [*((SMALLEST + text, why) for text, why in FAULTS), *NONE_AT_ALL])
 def test_a_fault_is_said_with_its_line(text: str, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         parse(text)

@@ -231,9 +231,7 @@ def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> 
 
 
 @pytest.mark.parametrize("at_fault", ["configuration", "nodes"])
-def test_serve_shows_what_is_wrong_at_once_and_does_not_try_again(
-    at_fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_shows_what_is_wrong_at_once_and_does_not_try_again(at_fault: str, monkeypatch: pytest.MonkeyPatch):
     """As its task does for `serve deploy`, which is tried three times more where it raises anything."""
     monkeypatch.setattr(application_state, "configure_component_logger", lambda **_: None)
     monkeypatch.setattr(deploy, "_checked", Mock(side_effect=NotServedError("a port is taken")))

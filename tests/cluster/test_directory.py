@@ -69,9 +69,7 @@ def in_this_process(actor: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "ANNOUNCE_INTERVAL", 0.01)
 
 
-async def test_one_process_of_a_node_answers_prometheus_for_all_and_another_one_when_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_process_of_a_node_answers_prometheus_for_all_and_another_one_when_it_has_ended(monkeypatch):
     host, port = "127.0.0.1", free_port()
     in_this_process(Directory(port), monkeypatch)
     async with AsyncExitStack() as stack:

@@ -35,9 +35,7 @@ ALL = (Role.ORCHESTRATOR, Role.TARGET, Role.DRAFTER)
 
 
 @pytest.mark.parametrize("roles", [ALL, *(pytest.param((role,), marks=pytest.mark.full) for role in ALL)])
-async def test_streams_go_on_where_they_were(
-    cluster: RunningCluster, undisturbed: list[str], roles: tuple[Role, ...]
-) -> None:
+async def test_streams_go_on_where_they_were(cluster: RunningCluster, undisturbed: list[str], roles: tuple[Role, ...]):
     """One process of each role is killed, all at the same time."""
     amid, tries = False, 0
     while not amid:  # where this process stands still, streams may end before the kill: then another one
@@ -55,9 +53,7 @@ async def test_streams_go_on_where_they_were(
 
 
 @pytest.mark.full
-async def test_an_orchestrator_that_falls_silent_is_given_up_and_not_asked_again_and_again(
-    cluster: RunningCluster, undisturbed: list[str]
-) -> None:
+async def test_an_orchestrator_that_falls_silent_is_given_up_and_not_asked_again_and_again(cluster, undisturbed):
     (front,) = cluster.entries(Role.HTTP)
     silent, _ = cluster.entries(Role.ORCHESTRATOR)
     before = len(cluster.log_of(front.process))
@@ -84,9 +80,7 @@ def _given_up(log: str) -> Counter[str]:
     return Counter(line["request_id"] for line in said if "an orchestrator was lost" in line["message"])
 
 
-async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_again(
-    cluster: RunningCluster, undisturbed: list[str]
-) -> None:
+async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_again(cluster, undisturbed):
     await eventually(cluster.complete)
     before = cluster.entries()
     async with cluster.client() as client, streams(client, SEEDS, TOKENS) as heard:

@@ -68,9 +68,7 @@ def test_of_the_five_seconds_that_a_lost_host_may_cost_one_is_left_for_computing
     assert longest / 1000 + failover.PAUSE <= 4.0
 
 
-async def test_replicas_that_are_avoided_are_chosen_only_where_there_are_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_replicas_that_are_avoided_are_chosen_only_where_there_are_no_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Elsewhere, "avoided", {})
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(serve_grpc, "time", SimpleNamespace(monotonic=lambda: clock.now))

@@ -244,9 +244,7 @@ async def test_another_model_is_served_before_the_one_before_is_not(cluster: Run
 
 
 @pytest.mark.full
-def test_serve_deploy_replaces_one_target_after_the_other_where_none_has_room_beside_them(
-    cluster: RunningCluster,
-) -> None:
+def test_serve_deploy_replaces_one_target_after_the_other_where_none_has_room_beside_them(cluster: RunningCluster):
     cluster.deploy(cluster.configuration("replicas: 3"))
     text = cluster.configuration("replicas: 3, cache_mib: 65").replace("keys: keys", f"keys: {cluster.folder}/keys")
     one = {"name": APPLICATION, "import_path": "crossdraft.cluster.deploy:build", "args": yaml.safe_load(text)}

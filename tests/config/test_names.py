@@ -188,8 +188,6 @@ def test_keys_of_older_files_are_taken_with_a_warning(caplog: pytest.LogCaptureF
         made = parse(OLD, "old.yaml")
     (model,) = made.models
     assert (model.target.max_sessions, model.target.max_sessions_per_peer, model.target.idle_seconds) == (7, 3, 5.0)
-    assert made.grpc is not None
-    assert made.security.tls is not None
     assert (model.max_outputs, made.http.rate, made.http.max_body_mib, made.http.max_bodies_mib) == (9, 30, 2, 3)
     assert (made.grpc.rate, made.grpc.max_message_mib) == (40, 5)
     assert (made.grpc.ssl_certfile, made.grpc.ssl_keyfile, made.security.tls.cert) == (

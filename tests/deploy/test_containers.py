@@ -78,7 +78,6 @@ def test_every_run_is_one_for_a_shell() -> None:
 def test_the_requirements_of_the_image_are_the_projects(tmp_path: Path) -> None:
     (run,) = [run for run in of("RUN") if "tomllib" in run]
     script = re.search(r'python -c "(.*?)" >', run)
-    assert script is not None
     source = script[1].replace("\\n", "\n").replace("/build/", f"{REPOSITORY}/").replace("sep='\n'", "sep=chr(10)")
     found = subprocess.run(["python3", "-c", source], capture_output=True, text=True, check=True).stdout.splitlines()
     assert {"grpcio>=1.85", "fastapi>=0.165", "ray[serve]>=2.60"} <= set(found)

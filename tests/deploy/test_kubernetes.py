@@ -140,7 +140,6 @@ def test_values_keep_to_their_schema_and_serve_what_the_package_reads(example: b
 
 def test_ray_is_the_version_that_is_installed_in_the_image() -> None:
     pinned = re.search(r"^ray==(.+)$", (REPOSITORY / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert pinned is not None
     assert read(CHART / "values.yaml")["rayVersion"] == pinned[1]
 
 
@@ -180,14 +179,11 @@ def test_serve_takes_its_configuration_and_builds_it_with_the_package(chart: Ren
 
 
 @with_helm
-def test_the_smallest_cluster_has_room_for_the_application_and_a_front_for_each_pod_that_is_asked(
-    chart: Rendered,
-) -> None:
+def test_the_smallest_cluster_has_room_for_the_application_and_a_front_for_each_pod_that_is_asked(chart: Rendered):
     head = {"template": chart.pods["headgroup"], "rayStartParams": {}}
     workers = [node(group) for group in chart.groups.values() for _ in range(group["minReplicas"])]
     assert unplaced(chart.configuration, [node(head), *workers]) == []
     fronts = sum(group["minReplicas"] for group in chart.groups.values() if "ingress" in offers(group))
-    assert chart.configuration.grpc is not None
     assert chart.configuration.http.replicas == chart.configuration.grpc.replicas == fronts
 
 
@@ -232,7 +228,6 @@ def test_pods_have_few_rights_and_bounded_memory_as_the_user_of_the_image(chart:
 @with_helm
 def test_clients_reach_pods_with_fronts_only_and_these_are_ready_when_all_their_fronts_serve(chart: Rendered) -> None:
     configuration = chart.configuration
-    assert configuration.grpc is not None
     fronts = {name for name, group in chart.groups.items() if "ingress" in offers(group)}
     # The operator's Service has all workers; those without a port of this name are not in it.
     (port,) = chart.service["serveService"]["spec"]["ports"]
@@ -280,9 +275,7 @@ def test_prometheus_finds_all_pods_and_has_rules(chart: Rendered) -> None:
 
 
 @with_helm
-def test_pods_come_with_the_load_and_are_ended_one_by_one_and_the_head_not_where_it_would_lose_its_cluster(
-    chart: Rendered,
-) -> None:
+def test_pods_come_with_the_load_and_are_ended_one_by_one_and_the_head_not_where_it_would_lose_its_cluster(chart):
     scaled = any(group["maxReplicas"] > group["minReplicas"] for group in chart.groups.values())
     assert chart.service["rayClusterConfig"]["enableInTreeAutoscaling"] is scaled is True
     budgets = {}
@@ -296,7 +289,6 @@ def test_pods_come_with_the_load_and_are_ended_one_by_one_and_the_head_not_where
 @with_helm
 def test_files_of_the_configuration_are_where_it_is_read(chart: Rendered, tmp_path: Path) -> None:
     security, grpc, secrets = chart.configuration.security, chart.configuration.grpc, chart.values["secrets"]
-    assert grpc is not None
     files = {*filter(None, (security.api_keys, grpc.ssl_certfile, grpc.ssl_keyfile))}
     files |= set() if security.tls is None else {*vars(security.tls).values()}
     assert len(files) == (6 if secrets["apiKeys"] else 0)

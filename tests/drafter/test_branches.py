@@ -87,9 +87,7 @@ def long_model(tmp_path: Path) -> Iterator[RunningModel]:
     ("opening", "depth", "width", "chunk"),
     [(GREEDY, 3, 2, 1), (KEYED, 2, 3, 64), (KEYED, 1, 1, 1), (WITH_ROWS, 3, 1, 4)],
 )
-async def test_branches_are_what_would_be_drafted_after_the_key(
-    drafter: DrafterClient, drafter_model: RunningModel, opening: OpenDrafter, depth: int, width: int, chunk: int
-) -> None:
+async def test_branches_are_what_would_be_drafted_after_the_key(drafter, drafter_model, opening, depth, width, chunk):
     reference = Reference(drafter_model, opening)
     epoch = await epoch_of(drafter, opening, Draft(1, 0, NOTHING, 5, chunk, depth, width))
     assert tuple(epoch.tokens) == reference.drafted((), 5)
@@ -182,9 +180,7 @@ async def test_branches_that_do_not_fit_the_context_are_not_drafted(drafter: Dra
 
 
 @pytest.mark.parametrize(("opening", "place"), [(KEYED, 0), (GREEDY, 2), (KEYED, 4)])
-async def test_without_rows_an_epoch_goes_on_after_the_branch(
-    drafter: DrafterClient, drafter_model: RunningModel, opening: OpenDrafter, place: int
-) -> None:
+async def test_without_rows_an_epoch_goes_on_after_the_branch(drafter, drafter_model, opening, place):
     engine, reference = drafter_model.thread.engine, Reference(drafter_model, opening)
     async with drafter.session(opening) as session:
         await session.send(Draft(1, 0, NOTHING, 6, 1, 3, 1))
@@ -198,9 +194,7 @@ async def test_without_rows_an_epoch_goes_on_after_the_branch(
     assert branch.tokens + tuple(second.tokens) == reference.drafted(output, 7)
 
 
-async def test_with_rows_the_branchs_draft_tokens_come_again(
-    drafter: DrafterClient, drafter_model: RunningModel
-) -> None:
+async def test_with_rows_the_branchs_draft_tokens_come_again(drafter: DrafterClient, drafter_model: RunningModel):
     engine, reference = drafter_model.thread.engine, Reference(drafter_model, WITH_ROWS)
     async with drafter.session(WITH_ROWS) as session:
         await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))

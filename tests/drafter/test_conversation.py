@@ -74,9 +74,7 @@ def test_a_newer_epoch_ends_the_one_before() -> None:
     first=st.integers(0, 6),
     made=st.lists(st.sampled_from(["draft_token", "branch", "advance"]), max_size=40),
 )
-def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(
-    chunk: int, first: int, made: list[str]
-) -> None:
+def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk: int, first: int, made: list[str]):
     epoch = DraftProgress(draft(count=3, chunk=chunk, first=first))
     buffer = ReplyBuffer(epoch)
     replies: list[Drafted] = []

@@ -17,7 +17,7 @@ from crossdraft.rpc.server import Server
 from crossdraft.text.frequencies import count_frequencies
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
-from tests.rpc.sessions import DrafterClient, TargetClient
+from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 
@@ -73,7 +73,6 @@ async def pruned(pruned_model: RunningModel) -> AsyncIterator[DrafterClient]:
 
 def test_the_description_is_that_of_the_whole_vocabulary(loaded: LoadedModel, drafter_folder: Path) -> None:
     assert loaded.description == load_model(LoadOptions(str(drafter_folder))).description
-    assert loaded.kept is not None
     assert len(loaded.kept) == KEEP < loaded.description.vocabulary_size
     assert set(loaded.description.stops) <= set(loaded.kept.tolist())
     assert loaded.model.get_output_embeddings().weight.shape[0] == KEEP
@@ -96,9 +95,7 @@ async def test_it_drafts_kept_ids_only(pruned: DrafterClient, loaded: LoadedMode
     assert max(drawn) >= KEEP  # not columns
 
 
-async def test_a_row_is_the_full_ones_over_kept_ids(
-    pruned: DrafterClient, drafter: DrafterClient, loaded: LoadedModel
-) -> None:
+async def test_a_row_is_the_full_ones_over_kept_ids(pruned: DrafterClient, drafter: DrafterClient, loaded: LoadedModel):
     rows = []
     for client in (pruned, drafter):
         async with client.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, WHOLE)) as session:
@@ -109,9 +106,7 @@ async def test_a_row_is_the_full_ones_over_kept_ids(
     np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
 
 
-async def test_columns_that_follow_the_text_have_the_rows_of_its_ids(
-    drafter: DrafterClient, following: DrafterClient, following_model: RunningModel
-) -> None:
+async def test_columns_that_follow_the_text_have_the_rows_of_its_ids(drafter, following, following_model):
     """The row is the full one over the ids kept and those of prompt and output; columns are given up for newer ids."""
     text, kept = from_bytes("Größe: 123 %, quick".encode()), following_model.kept[:KEEP].copy()
     opening, ids = OpenDrafter(text, SamplingOptions(), KEY, WHOLE), following_model.tokenization.encode_prompt_letters
@@ -132,15 +127,12 @@ async def test_columns_that_follow_the_text_have_the_rows_of_its_ids(
         assert {*(await session.draft(FIRST)).draft_tokens[0].row.ids.tolist()} == {*kept[:3].tolist()}  # they stay
 
 
-async def test_columns_that_follow_texts_have_no_scores_and_no_grammar_writes_them(
-    following: DrafterClient, following_model: RunningModel
-) -> None:
+async def test_columns_that_follow_texts_have_no_scores_and_no_grammar_writes_them(following, following_model):
     async with following.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, WHOLE)) as session:
         await session.draft(FIRST)
         with pytest.raises(ServiceError, match="vocab-follow"):
             await session.score(Score(1, 0, (from_bytes(b"a"),), 6))
     written, columns = following_model.grammars.letters, following_model.text_columns
-    assert columns is not None
     assert set(written[columns.first :]) == {NOTHING}
 
 
@@ -164,14 +156,7 @@ async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClie
 
 @pytest.mark.parametrize("cut", ["pruned", "following"])
 @pytest.mark.parametrize(("method", "settings"), [("coupled", {"options": SamplingOptions(0)}), ("slem", {"seed": 5})])
-async def test_outputs_are_those_of_no_drafter(
-    target: TargetClient,
-    pruned: DrafterClient,
-    following: DrafterClient,
-    method: str,
-    settings: dict[str, object],
-    cut: str,
-) -> None:
+async def test_outputs_are_those_of_no_drafter(target, pruned, following, method, settings, cut):
     client = {"pruned": pruned, "following": following}[cut]
 
     async def ids_of(drafter: str | None, **more: object) -> tuple[list[int], Statistics | None]:
@@ -185,7 +170,6 @@ async def test_outputs_are_those_of_no_drafter(
     plain, _ = await ids_of(None, **({"method": method} if "seed" in settings else {}))
     drafted, statistics = await ids_of(client.address, method=method, num_speculative_tokens=4, overlap="off")
     assert drafted == plain
-    assert statistics is not None
     assert (statistics.drafter_lost, statistics.stood_aside) == ("", 0)
     assert statistics.draft_tokens >= 4
 

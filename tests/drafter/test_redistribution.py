@@ -125,9 +125,7 @@ async def test_a_token_that_the_drafter_cannot_read_is_left_out_of_what_it_reads
             assert one.reason == ""
 
 
-async def test_the_affinity_is_described_and_others_are_refused(
-    spreading: DrafterClient, drafter: DrafterClient
-) -> None:
+async def test_the_affinity_is_described_and_others_are_refused(spreading: DrafterClient, drafter: DrafterClient):
     assert (await spreading.describe()).affinity == SPREADING.target == tokenizer_digest(TARGET_JSON)
     assert (await drafter.describe()).affinity == ""
     with pytest.raises(ProtocolBroken, match="for a target with another tokenizer: make one with `crossdraft affin"):
@@ -144,9 +142,7 @@ async def test_drafts_of_target_tokens_have_no_scores(spreading: DrafterClient) 
 
 
 @pytest.mark.parametrize("whose", Whose)
-async def test_audited_draws_are_made_again_from_what_arrived(
-    spreading: DrafterClient, drafter_model: RunningModel, whose: Whose
-) -> None:
+async def test_audited_draws_are_made_again_from_what_arrived(spreading, drafter_model, whose):
     target = whose is Whose.TARGET
     opening = replace(OPEN, audited=True, redistribute=SPREADING.target if target else "")
     noise = TARGET_NOISE if target else drafter_model.noise

@@ -72,9 +72,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", [*([each] for each in SETTINGS), [*SETTINGS]], ids=lambda names: names[-1])
-async def test_a_draft_waits_for_the_device_once(
-    drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch, settings: list[str]
-) -> None:
+async def test_a_draft_waits_for_the_device_once(drafter_model, monkeypatch, settings):
     """Several sessions together, also with settings of which none is like another."""
     sessions = []
     for number, name in enumerate(3 * settings if len(settings) == 1 else settings):

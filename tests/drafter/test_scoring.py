@@ -122,9 +122,7 @@ def strings_up_to(length: int, alphabet: str = "the ") -> tuple[Letters, ...]:
 @pytest.mark.parametrize(
     ("row_width", "options"), [(0, SamplingOptions()), (4, WARM), (5, SamplingOptions(temperature=0))]
 )
-async def test_scores_are_sums_over_all_drafts(
-    drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray, row_width: int, options: SamplingOptions
-) -> None:
+async def test_scores_are_sums_over_all_drafts(drafter, drafter_model, few, row_width, options):
     opening = OpenDrafter(PROMPT, options, None, row_width, few)
     head = drafter_model.tokenization.encode_prompt_letters(PROMPT)
     texts = enumerated_drafts(drafter_model, opening, head, TOKENS)
@@ -142,9 +140,7 @@ async def test_scores_are_sums_over_all_drafts(
 
 @pytest.mark.full  # scores are those of all drafts, and draws follow their rows: other tests show both
 @pytest.mark.usefixtures("seeded")
-async def test_real_drafts_begin_as_often_as_their_scores_say(
-    drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray
-) -> None:
+async def test_real_drafts_begin_as_often_as_their_scores_say(drafter, drafter_model, few):
     opening = OpenDrafter(PROMPT, SamplingOptions(), None, 0, few)
     strings = strings_up_to(2)[4:]  # all pairs of letters: every draft of three tokens begins with one of them
     seen: Counter[str] = Counter()
@@ -168,9 +164,7 @@ async def test_real_drafts_begin_as_often_as_their_scores_say(
 
 
 @pytest.mark.parametrize("room", [20, TOKENS - 1])
-async def test_however_small_the_trees_are_the_scores_are_the_same(
-    drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray, monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
+async def test_however_small_the_trees_are_the_scores_are_the_same(drafter, drafter_model, few, monkeypatch, room):
     words = Letters(" dog the" * 3)
     opening = OpenDrafter(words, SamplingOptions(), None, 5, few)
     strings = strings_up_to(4)
@@ -188,9 +182,7 @@ async def test_however_small_the_trees_are_the_scores_are_the_same(
             np.testing.assert_allclose(scored.probabilities, expected.probabilities, atol=2e-6)
 
 
-async def test_where_the_text_fills_the_context_there_is_room_for_scores_all_the_same(
-    drafter: DrafterClient, drafter_model: RunningModel, few: np.ndarray
-) -> None:
+async def test_where_the_text_fills_the_context_there_is_room_for_scores_all_the_same(drafter, drafter_model, few):
     context = drafter_model.description.context
     prompt = Letters("\x01" * (context - TOKENS))  # a token each, and the begin symbol
     assert len(drafter_model.tokenization.encode_prompt_letters(prompt)) > context - TOKENS

@@ -207,9 +207,7 @@ async def test_a_newer_epoch_drops_what_is_being_drafted(drafter_model: RunningM
         assert (await Epoch(1).complete(session, 3)).tokens == epoch.tokens
 
 
-async def test_the_text_of_an_epoch_that_was_never_drafted_counts(
-    drafter: DrafterClient, drafter_model: RunningModel
-) -> None:
+async def test_the_text_of_an_epoch_that_was_never_drafted_counts(drafter: DrafterClient, drafter_model: RunningModel):
     words = [Letters(f" word{number % 3}") for number in range(12)]
 
     session = DrafterSession(DrafterService(drafter_model), OPEN, lambda: None)
@@ -270,9 +268,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("request_", SHAPES, ids=["chain", "branches", "tree"])
 @pytest.mark.parametrize("width", [0, 8])
-async def test_drafts_and_what_is_prepared_beside_them_keep_to_the_grammar(
-    drafter: DrafterClient, drafter_model: RunningModel, request_: Draft, width: int
-) -> None:
+async def test_drafts_and_what_is_prepared_beside_them_keep_to_the_grammar(drafter, drafter_model, request_, width):
     letters = drafter_model.tokenization.vocabulary.letters_of
     opening = OpenDrafter(PROMPT, replace(WARM, grammar=GRAMMAR), None, width)
     for begun in ("", "{", '{"n"', '{ "n": 12'):
@@ -303,9 +299,7 @@ async def test_rows_of_drafts_by_a_grammar_are_the_drafters_own_masked(drafter: 
     np.testing.assert_allclose(kept.probabilities, expected, atol=1e-5)
 
 
-async def test_where_no_allowed_token_fits_the_grammar_it_drafts_as_without(
-    drafter: DrafterClient, drafter_model: RunningModel
-) -> None:
+async def test_where_no_allowed_token_fits_the_grammar_it_drafts_as_without(drafter, drafter_model):
     letters = drafter_model.tokenization.vocabulary.letters
     ids = np.array([token for token, one in enumerate(letters) if one.isalpha() and one.isascii()])
     openings = [OpenDrafter(PROMPT, replace(WARM, grammar=one), KEY, 8, ids) for one in (Grammar.regex("[0-9]+"), None)]

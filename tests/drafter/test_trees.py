@@ -124,9 +124,7 @@ async def test_a_branch_of_a_tree_can_be_adopted(drafter: DrafterClient) -> None
     ],
     ids=["rows", "audited", "small"],
 )
-async def test_a_chain_is_drafted_where_a_tree_cannot_be(
-    drafter: DrafterClient, opening: OpenDrafter, draft: Draft
-) -> None:
+async def test_a_chain_is_drafted_where_a_tree_cannot_be(drafter: DrafterClient, opening: OpenDrafter, draft: Draft):
     async with drafter.session(opening) as session:
         await session.send(draft)
         assert not (await Epoch(1).complete(session, 4)).branches
@@ -145,9 +143,7 @@ async def test_a_tree_is_drafted_once(drafter: DrafterClient) -> None:
 
 @pytest.mark.parametrize("nodes", [0, 16])
 @pytest.mark.parametrize("opening", [KEYED, WITH_ROWS, GREEDY, replace(GREEDY, row_width=8)])
-async def test_logits_that_are_not_finite_end_the_drafters_session(
-    drafter: DrafterClient, drafter_model: RunningModel, opening: OpenDrafter, nodes: int, monkeypatch
-) -> None:
+async def test_logits_that_are_not_finite_end_the_drafters_session(drafter, drafter_model, opening, nodes, monkeypatch):
     step = drafter_model.thread._engine_step
 
     def broken(scheduled: Sequence[ForwardRequest]) -> list[torch.Tensor | None]:

@@ -108,6 +108,5 @@ def model(name: str, emulation: Emulation | None = None) -> ModelOptions:
 
 def statistics(generation: Generation) -> Statistics:
     """The figures of a generation whose drafter was there to its end, if it had one."""
-    assert generation.statistics is not None
     assert generation.statistics.drafter_lost == ""
     return generation.statistics

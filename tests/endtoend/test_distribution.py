@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from crossdraft.config.request import METHODS
 from crossdraft.types.rows import Probabilities
 from crossdraft.verification.methods import method_named
 from tests.endtoend.reference import Reference
-from tests.endtoend.stack import EAGLE, TARGET, Stack, statistics
+from tests.endtoend.stack import EAGLE, TARGET, statistics
 
 PROMPT = "for i in range("
 TOKENS = 2  # of a continuation
@@ -61,9 +60,7 @@ def fits(target: Reference, drawn: Sequence[Sequence[int]]) -> list[Fit]:
 
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("method", "drafter", "settings"), CASES)
-async def test_the_first_two_tokens(
-    stack: Stack, reference: Reference, method: str, drafter: str, settings: dict[str, Any]
-) -> None:
+async def test_the_first_two_tokens(stack, reference, method, drafter, settings):
     request = GenerationRequest(
         PROMPT, method=method, num_speculative_tokens=2, max_tokens=TOKENS, ignore_eos=True, **settings
     )

@@ -116,9 +116,7 @@ async def test_drafters_that_are_killed_one_after_the_other(target: TargetServer
 
 
 @pytest.mark.parametrize("grammar", [None, TEXTS], ids=["free", "in mid-object"])
-async def test_a_target_that_is_killed_is_replaced_by_another(
-    target: TargetServer, victim: Killable, grammar: Grammar | None
-) -> None:
+async def test_a_target_that_is_killed_is_replaced_by_another(target, victim, grammar):
     async with (
         await drafter_server(ServeDrafter(model("drafter-a"), AT_ONCE)) as drafter,
         connect([victim.address, target.address], drafter.address, needs_drafter=True) as pipeline,
@@ -133,9 +131,7 @@ async def test_a_target_that_is_killed_is_replaced_by_another(
 
 
 @pytest.mark.usefixtures("drafter_first")
-async def test_a_drafter_that_reads_hidden_states_in_a_process_of_its_own_and_its_target_that_is_killed(
-    target: TargetServer, victim: Killable
-) -> None:
+async def test_a_drafter_that_reads_hidden_states_in_a_process_of_its_own_and_its_target_that_is_killed(target, victim):
     """The states travel to it; it goes on with those of the target that follows, and then is killed, too."""
     drafter = Wanted("drafter", "bundled:drafter-eagle", 1)
     async with (
@@ -177,7 +173,6 @@ async def test_services_of_this_process_that_end_in_the_middle(port: int | None)
             return generation
 
         drafted = await without("drafter")
-        assert drafted.statistics is not None
         assert (drafted.text, drafted.statistics.drafters_lost) == (wanted, 1)
         with pytest.raises(Unreachable):
             await without("target")

@@ -95,9 +95,7 @@ def plain_cases() -> list[Case]:
 
 
 @pytest.mark.parametrize(("method", "drafter"), first(len(IN_ROUNDS), [*IN_ROUNDS, *OTHERS]))
-async def test_with_a_drafter_of_another_vocabulary(
-    stack: Stack, reference: Reference, method: str, drafter: str
-) -> None:
+async def test_with_a_drafter_of_another_vocabulary(stack: Stack, reference: Reference, method: str, drafter: str):
     """In rounds; the next test has the other methods, whose walks are the same where a drafter drafts on."""
     generations = await compared(stack, reference, method, drafter, plain_cases())
     figures = [statistics(generation) for generation in generations]
@@ -138,9 +136,7 @@ async def test_with_a_drafter_that_reads_hidden_states(stack: Stack, reference: 
     assert sum(figure.tokens for figure in figures) > (1 if overlap is Overlap.ON else 2) * passes
 
 
-async def test_hidden_states_that_are_lost_change_no_text(
-    stack: Stack, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hidden_states_that_are_lost_change_no_text(stack, reference, monkeypatch):
     """As where a target's replies lack them; of no pass, of some, and of all."""
     made, sent, numbers, given, take = TargetSide.hidden, [], count(), [], EagleEngine.give
 
@@ -167,9 +163,7 @@ async def test_hidden_states_that_are_lost_change_no_text(
     assert [bool(one) for one in given] == [True, True, False]  # not all: a drafter may write the text in other tokens
 
 
-async def test_states_of_another_width_end_the_drafting_alone(
-    stack: Stack, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_states_of_another_width_end_the_drafting_alone(stack, reference, monkeypatch):
     monkeypatch.setattr(TargetSide, "hidden", lambda _: HiddenStates((0,), b"ab"))
     case, pipeline = plain_cases()[0], await stack.pipeline(EAGLE)
     request = GenerationRequest(case.prompt, method="slem", max_tokens=case.tokens, options=case.options, overlap="off")
@@ -177,7 +171,6 @@ async def test_states_of_another_width_end_the_drafting_alone(
         async for _ in generation:
             pass
     assert reference.check(case, generation.ids)
-    assert generation.statistics is not None
     assert "have 1 numbers each, and this drafter reads such of 256" in generation.statistics.drafter_lost
 
 
@@ -191,9 +184,7 @@ async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) ->
 
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("kind", "method", "drafter"), first(4, KINDS))
-async def test_with_penalties_and_biases(
-    stack: Stack, reference: Reference, kind: str, method: str, drafter: str
-) -> None:
+async def test_with_penalties_and_biases(stack: Stack, reference: Reference, kind: str, method: str, drafter: str):
     options = OPTIONS[kind]
     if kind.startswith("biases"):
         options = replace(options, logit_bias=tuple((reference.encode(text)[0], bias) for text, bias in BIASES))
@@ -210,9 +201,7 @@ async def test_with_penalties_and_biases(
 
 
 @pytest.mark.parametrize(("method", "drafter"), first(1, PAIRS))
-async def test_with_prompts_longer_than_the_drafters_context(
-    stack: Stack, reference: Reference, method: str, drafter: str
-) -> None:
+async def test_with_prompts_longer_than_the_drafters_context(stack, reference, method, drafter):
     tokenizer = tokenizer_of(drafter)
     context = AutoConfig.from_pretrained(BUNDLED / drafter).max_position_embeddings
     longer, nearly = first_tokens(reference.tokenizer, LONG), first_tokens(tokenizer, context - NEARLY)

@@ -42,16 +42,12 @@ def check(reference: Reference, noise: Noise, generations: Sequence[Generation])
     return [reference.check(case, generation.ids) for case, generation in zip(cases, generations, strict=True)]
 
 
-async def test_the_target_alone_draws_with_the_seeds_noise(
-    plain: list[Generation], reference: Reference, noise: Noise
-) -> None:
+async def test_the_target_alone_draws_with_the_seeds_noise(plain: list[Generation], reference: Reference, noise: Noise):
     assert any(check(reference, noise, plain))
     assert len({generation.text for generation in plain}) == PROMPTS
 
 
-async def test_penalties_and_bans_are_those_of_the_distribution_that_is_drawn_from(
-    stack: Stack, plain: list[Generation], reference: Reference, noise: Noise
-) -> None:
+async def test_penalties_and_bans_are_those_of_the_distribution_that_is_drawn_from(stack, plain, reference, noise):
     often = tuple(plain[0].ids[:4])
     options = SamplingOptions(
         repetition_penalty=1.2,
@@ -82,9 +78,7 @@ AHEAD = {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branche
     + [pytest.param(one, AHEAD, marks=pytest.mark.full) for one in ("drafter-a", "drafter-c", NGRAM)]
     + [pytest.param("drafter-b", one, marks=pytest.mark.full) for one in (*ROUNDS, ONE)],
 )
-async def test_no_drafter_changes_the_text(
-    stack: Stack, plain: list[Generation], reference: Reference, noise: Noise, drafter: str, settings: dict[str, Any]
-) -> None:
+async def test_no_drafter_changes_the_text(stack, plain, reference, noise, drafter, settings):
     generations = await stack.run(drafter, requests(SEED, **settings))
     untied = zip(check(reference, noise, plain), check(reference, noise, generations), strict=True)
     assert sum(statistics(generation).draft_tokens for generation in generations)

@@ -112,119 +112,93 @@ LANE = LaneFigures("target", "", 11, 2**40, Trips((1, 0, 2), 0.25, 0.125), "lost
 CHAT = Chat((ChatMessage("system", "s"), ChatMessage("user", "u")))
 NONE = statistics_of("", 0, 0, Counts(), Times(0.0, 0.0, 0.0, 0.0, 0, 0))
 FIGURES = replace(NONE, method="coupled", tokens=3, accepted_at=(2, 1), seconds=0.5, bytes_sent=2**40, lanes=(LANE,))
-VALUES: dict[str, tuple[Codec, object]] = {
-    "target open": (TO_TARGET, OpenTarget((1, 299, 7), OPTIONS, NOISE, 32, 5, True)),
-    "target open, defaults": (TO_TARGET, OpenTarget((1,), SamplingOptions(), None)),
-    "pass over a tree": (
-        TO_TARGET,
-        Pass(3, (5, 6), TokenTree((8, 9, 10, 11), (-1, 0, 0, -1)), (ids(1, 2), ids(), ids(299)), (0, 2, 4)),
+ASKED = GenerationRequest(
+    "héllo", options=OPTIONS, method="coupled", num_speculative_tokens=4, max_tokens=9, drafter_temperature=0.0,
+    seed=2**64 - 1, choice=2, ignore_eos=True, stop=("\n", "é"), logprobs=0, committed=(1, 2), allow_inexact=True,
+    audit=True, overlap=Overlap.ON, max_draft_tokens=8, min_draft_tokens=0, branches=0, branch_width=2, paths=3,
+    speculation=True, row_width=32, head=16,
+)  # fmt: skip
+CONTROLS = ((1, "BEGIN_OF_SEQUENCE"), (2, "END_OF_SEQUENCE"))
+TEMPLATE = ChatTemplate("{{ messages }}", (("bos_token", "<s>"),))
+WITH_ROWS = (DraftToken(5, WHOLE, Whose.DRAFTER), DraftToken(299, WHOLE, Whose.DRAFTER))
+LOGGED = replace(WHOLE, log_probabilities=np.array([-0.5, -2.0]), likely=((5, -0.5),))
+SAMPLES = (Sample(5, -0.5, ((5, -0.5), (6, -1.25))), Sample(7, -3.0, ((8, -0.25), (7, -3.0))))
+LIKELY = ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))
+TO_TARGETS: dict[str, object] = {
+    "target open": OpenTarget((1, 299, 7), OPTIONS, NOISE, 32, 5, True),
+    "target open, defaults": OpenTarget((1,), SamplingOptions(), None),
+    "pass over a tree": Pass(
+        3, (5, 6), TokenTree((8, 9, 10, 11), (-1, 0, 0, -1)), (ids(1, 2), ids(), ids(299)), (0, 2, 4)
     ),
-    "pass over a chain": (TO_TARGET, Pass(2**32 - 1, (), TokenTree((8, 9, 10), (-1, 0, 1)), draws=True)),
-    "pass that runs": (TO_TARGET, Pass(4, (5,), TokenTree((), ()), draws=True, run=16)),
-    "fetch ids": (TO_TARGET, FetchRow(3, 2, ids(4, 256))),
-    "fetch all": (TO_TARGET, FetchRow(3, 0)),
-    "run to": (TO_TARGET, RunTo(4, 40)),
-    "target open, bans": (TO_TARGET, OpenTarget((1,), BANS, None, likely=0, stop_ids=(7,))),
-    "score prompt": (TO_TARGET, ScorePrompt(1, 5)),
-    "target closed": (TO_TARGET, EndSession()),
-    "target opened": (FROM_TARGET, Opened("abc123")),
-    "pass done, rows": (FROM_TARGET, PassDone(3, (HEAD, WHOLE, Row.certain(4)), 0.0125, 0.001)),
-    "pass done, samples": (
-        FROM_TARGET,
-        PassDone(4, (Sample(5, -0.5, ((5, -0.5), (6, -1.25))), Sample(7, -3.0, ((8, -0.25), (7, -3.0)))), 0.5),
+    "pass over a chain": Pass(2**32 - 1, (), TokenTree((8, 9, 10), (-1, 0, 1)), draws=True),
+    "pass that runs": Pass(4, (5,), TokenTree((), ()), draws=True, run=16),
+    "fetch ids": FetchRow(3, 2, ids(4, 256)),
+    "fetch all": FetchRow(3, 0),
+    "run to": RunTo(4, 40),
+    "target open, bans": OpenTarget((1,), BANS, None, likely=0, stop_ids=(7,)),
+    "score prompt": ScorePrompt(1, 5),
+    "target closed": EndSession(),
+}
+FROM_TARGETS: dict[str, object] = {
+    "target opened": Opened("abc123"),
+    "pass done, rows": PassDone(3, (HEAD, WHOLE, Row.certain(4)), 0.0125, 0.001),
+    "pass done, samples": PassDone(4, SAMPLES, 0.5),
+    "pass done, of a run": PassDone(4, (Sample(5, -0.5),), 0.5, 0.25, True, 2, 3, 90, 6),
+    "row fetched, head": RowFetched(3, 2, HEAD),
+    "row fetched, whole": RowFetched(3, 2, WHOLE),
+    "pass done, log-probabilities": PassDone(3, (LOGGED, WHOLE), 0.0125),
+    "prompt scored": PromptScored(1, (Sample(5, -0.5, ((5, -0.5),), 1),), 0.5, True),
+    "session ended": SessionEnded(11, "the context is full"),
+}
+TO_DRAFTERS: dict[str, object] = {
+    "drafter open": OpenDrafter(LETTERS, OPTIONS, NOISE, 64, ids(3, 9, 200), "digest", True, True),
+    "drafter open, defaults": OpenDrafter(Letters("a"), SamplingOptions(), None, 0),
+    "draft": Draft(5, 2**40, LETTERS, 12, 4, 3, 2, 9, 6),
+    "draft, defaults": Draft(1, 0, Letters(""), 5),
+    "advance": Advance(5, 16),
+    "score": Score(5, 77, (Letters("ab"), LETTERS), 3),
+}
+FROM_DRAFTERS: dict[str, object] = {
+    "drafter opened": Opened("abc123"),
+    "drafted, rows": Drafted(5, WITH_ROWS, 0.003, "", 4, (), 0.001),
+    "drafted, target's ids": Drafted(5, (DraftToken(5, None, Whose.TARGET),), 0.003),
+    "drafted, branches": Drafted(
+        5, (DraftToken(5, None, Whose.DRAFTER),), 0.0, branches=(Branch(2, 70, Letters("xy"), (1, 2, 299)),)
     ),
-    "pass done, of a run": (FROM_TARGET, PassDone(4, (Sample(5, -0.5),), 0.5, 0.25, True, 2, 3, 90, 6)),
-    "row fetched, head": (FROM_TARGET, RowFetched(3, 2, HEAD)),
-    "row fetched, whole": (FROM_TARGET, RowFetched(3, 2, WHOLE)),
-    "pass done, log-probabilities": (
-        FROM_TARGET,
-        PassDone(3, (replace(WHOLE, log_probabilities=np.array([-0.5, -2.0]), likely=((5, -0.5),)), WHOLE), 0.0125),
-    ),
-    "prompt scored": (FROM_TARGET, PromptScored(1, (Sample(5, -0.5, ((5, -0.5),), 1),), 0.5, True)),
-    "session ended": (FROM_TARGET, SessionEnded(11, "the context is full")),
-    "drafter open": (TO_DRAFTER, OpenDrafter(LETTERS, OPTIONS, NOISE, 64, ids(3, 9, 200), "digest", True, True)),
-    "drafter open, defaults": (TO_DRAFTER, OpenDrafter(Letters("a"), SamplingOptions(), None, 0)),
-    "draft": (TO_DRAFTER, Draft(5, 2**40, LETTERS, 12, 4, 3, 2, 9, 6)),
-    "draft, defaults": (TO_DRAFTER, Draft(1, 0, Letters(""), 5)),
-    "advance": (TO_DRAFTER, Advance(5, 16)),
-    "score": (TO_DRAFTER, Score(5, 77, (Letters("ab"), LETTERS), 3)),
-    "drafter opened": (FROM_DRAFTER, Opened("abc123")),
-    "drafted, rows": (
-        FROM_DRAFTER,
-        Drafted(
-            5, (DraftToken(5, WHOLE, Whose.DRAFTER), DraftToken(299, WHOLE, Whose.DRAFTER)), 0.003, "", 4, (), 0.001
-        ),
-    ),
-    "drafted, target's ids": (FROM_DRAFTER, Drafted(5, (DraftToken(5, None, Whose.TARGET),), 0.003)),
-    "drafted, branches": (
-        FROM_DRAFTER,
-        Drafted(5, (DraftToken(5, None, Whose.DRAFTER),), 0.0, branches=(Branch(2, 70, Letters("xy"), (1, 2, 299)),)),
-    ),
-    "drafted, stands aside": (FROM_DRAFTER, Drafted(5, (), 0.0, "its context is full")),
-    "scored": (FROM_DRAFTER, Scored(5, np.array([1.0, 0.0, 0.3]), 0.004)),
-    "description": (
-        DESCRIPTION,
-        Description(
-            "m",
-            "{}",
-            ((1, "BEGIN_OF_SEQUENCE"), (2, "END_OF_SEQUENCE")),
-            (2, 3),
-            SIZE,
-            512,
-            "f0",
-            "d1",
-            True,
-            ChatTemplate("{{ messages }}", (("bos_token", "<s>"),)),
-        ),
-    ),
-    "generate, text": (
-        TO_FRONT,
-        Generate(
-            GenerationRequest(
-                "héllo",
-                options=OPTIONS,
-                method="coupled",
-                num_speculative_tokens=4,
-                max_tokens=9,
-                drafter_temperature=0.0,
-                seed=2**64 - 1,
-                choice=2,
-                ignore_eos=True,
-                stop=("\n", "é"),
-                logprobs=0,
-                committed=(1, 2),
-                allow_inexact=True,
-                audit=True,
-                overlap=Overlap.ON,
-                max_draft_tokens=8,
-                min_draft_tokens=0,
-                branches=0,
-                branch_width=2,
-                paths=3,
-                speculation=True,
-                row_width=32,
-                head=16,
-            ),
-            "r-1",
-            "m",
-            "d",
-        ),
-    ),
-    "generate, ids": (TO_FRONT, Generate(GenerationRequest((1, 299, 2**32 - 1), overlap=Overlap.OFF))),
-    "generate, chat": (TO_FRONT, Generate(GenerationRequest(CHAT))),
-    "token": (
-        FROM_FRONT,
-        Committed((Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))),), 12.5),
-    ),
-    "token, corrected": (FROM_FRONT, Committed((Token(6, "a", b"a", Kind.CORRECTED, None),), 0.0)),
-    "token, bonus": (FROM_FRONT, Committed((Token(7, "b", b"b", Kind.BONUS, 0.0),), 1.0)),
-    "tokens of one pass": (
-        FROM_FRONT,
-        Committed((Token(5, "a", b"a", Kind.ACCEPTED, None), Token(7, "b", b"b", Kind.BONUS, None)), 1.0),
+    "drafted, stands aside": Drafted(5, (), 0.0, "its context is full"),
+    "scored": Scored(5, np.array([1.0, 0.0, 0.3]), 0.004),
+}
+TO_FRONTS: dict[str, object] = {
+    "generate, text": Generate(ASKED, "r-1", "m", "d"),
+    "generate, ids": Generate(GenerationRequest((1, 299, 2**32 - 1), overlap=Overlap.OFF)),
+    "generate, chat": Generate(GenerationRequest(CHAT)),
+}
+FROM_FRONTS: dict[str, object] = {
+    "token": Committed((Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, LIKELY),), 12.5),
+    "token, corrected": Committed((Token(6, "a", b"a", Kind.CORRECTED, None),), 0.0),
+    "token, bonus": Committed((Token(7, "b", b"b", Kind.BONUS, 0.0),), 1.0),
+    "tokens of one pass": Committed(
+        (Token(5, "a", b"a", Kind.ACCEPTED, None), Token(7, "b", b"b", Kind.BONUS, None)), 1.0
     ),
     **{
-        f"ended, {reason.value}": (FROM_FRONT, OutputEnded(reason, figures, "r-1"))
+        f"ended, {reason.value}": OutputEnded(reason, figures, "r-1")
         for reason, figures in zip(Reason, (FIGURES, FIGURES, NONE, NONE), strict=True)
     },
-    "models": (MODELS, (ServedModel("a", 7, 64, ("x", "y"), ("slem",), True), ServedModel("b", 0, 1, (), (), False))),
+}
+VALUES = {  # by name: how it travels, and what
+    name: (codec, value)
+    for codec, values in (
+        (TO_TARGET, TO_TARGETS),
+        (FROM_TARGET, FROM_TARGETS),
+        (TO_DRAFTER, TO_DRAFTERS),
+        (FROM_DRAFTER, FROM_DRAFTERS),
+        (DESCRIPTION, {"description": Description("m", "{}", CONTROLS, (2, 3), SIZE, 512, "f0", "d1", True, TEMPLATE)}),
+        (TO_FRONT, TO_FRONTS),
+        (FROM_FRONT, FROM_FRONTS),
+        (
+            MODELS,
+            {"models": (ServedModel("a", 7, 64, ("x", "y"), ("slem",), True), ServedModel("b", 0, 1, (), (), False))},
+        ),
+    )
+    for name, value in values.items()
 }

@@ -57,7 +57,6 @@ def serving(role: str, model: str) -> Iterator[str]:
     command = [*COMMAND, "serve", role, "--model", model, "--threads", "1", "--log-level", "warning"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             yield json.loads(process.stdout.readline())["address"]
         finally:
             process.terminate()

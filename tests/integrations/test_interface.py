@@ -201,9 +201,7 @@ def test_only_the_first_rank_asks(installed: dict[str, Any], monkeypatch: pytest
         monkeypatch.setattr(interface.Proposals, "step", None)  # no other rank may call it
 
 
-def test_after_a_fault_vllm_goes_on_without_drafts_and_no_rank_waits(
-    installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_a_fault_vllm_goes_on_without_drafts_and_no_rank_waits(installed, monkeypatch, caplog):
     box: list[Any] = []
     calls: list[object] = []
 
@@ -224,9 +222,7 @@ def test_after_a_fault_vllm_goes_on_without_drafts_and_no_rank_waits(
     assert "a fault" in caplog.text
 
 
-def test_a_vllm_that_cannot_be_mended_gets_no_drafts(
-    installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_vllm_that_cannot_be_mended_gets_no_drafts(installed, monkeypatch, caplog):
     installed["group"] = Rank(0, [])
     monkeypatch.delattr(installed["sampler"], NAME)
     drafter = RemoteDrafter(config())

@@ -79,9 +79,7 @@ def test_a_slow_drafter_replies_several_times_in_a_step_and_a_fast_one_with_all_
 
 
 @pytest.mark.parametrize(("part", "requests", "prepared"), [(100, 1, 2), (100, 3, 0), (4, 1, 0)])
-def test_a_drafter_with_time_left_prepares_continuations_for_few_requests(
-    part: int, requests: int, prepared: int
-) -> None:
+def test_a_drafter_with_time_left_prepares_continuations_for_few_requests(part: int, requests: int, prepared: int):
     """A draft token of one letter in four takes so large a part of a step."""
     pacing, pace = pacing_of(), DrafterPace()
     for _ in range(20):

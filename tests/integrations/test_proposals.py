@@ -96,7 +96,6 @@ class Engine:
     def step(self, rows: Sequence[int]) -> None:
         """One forward for these requests, in this order."""
         clock = self._made._clock
-        assert isinstance(clock, Clock)
         clock.now += STEP
         sampled = []
         for row in rows:
@@ -155,9 +154,7 @@ def test_without_any_service_there_are_no_drafts(target: Tokenization) -> None:
         assert engine.accepted == [0]
 
 
-def test_a_text_that_has_no_letters_is_left_alone_and_no_drafter_is_blamed(
-    target: Tokenization, service: Service
-) -> None:
+def test_a_text_that_has_no_letters_is_left_alone_and_no_drafter_is_blamed(target: Tokenization, service: Service):
     """A prompt may have ids that no text has, such as those of images."""
     text = target.encode_continuation(from_bytes(TEXT.encode()))
     with proposals(target, service.address) as made:
@@ -201,9 +198,7 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> int:
     return sum(text in line for line in caplog.messages)
 
 
-def test_the_log_says_who_drafts_and_when_a_drafter_goes_and_comes(
-    target: Tokenization, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_who_drafts_and_when_a_drafter_goes_and_comes(target, caplog):
     service = Service()
     address = service.address
     try:
@@ -222,9 +217,7 @@ def test_the_log_says_who_drafts_and_when_a_drafter_goes_and_comes(
         service.stop()
 
 
-def test_why_requests_have_no_session_is_logged_once_and_not_where_the_service_is_gone(
-    target: Tokenization, service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_why_requests_have_no_session_is_logged_once_and_not_where_the_service_is_gone(target, service, caplog):
     with proposals(target, service.address) as made:
         shared = made._services
         for error in (Unreachable("gone"), Full("no room"), Full("no room")):
@@ -253,9 +246,7 @@ def test_the_thread_of_drafters_is_not_bound_to_the_engines_core(target: Tokeniz
         os.sched_setaffinity(0, allowed)
 
 
-def test_a_thread_that_cannot_begin_keeps_no_engine_waiting(
-    target: Tokenization, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_begin_keeps_no_engine_waiting(target: Tokenization, monkeypatch: pytest.MonkeyPatch):
     def refused(*_: object, **__: object) -> None:
         raise OSError("no room")
 

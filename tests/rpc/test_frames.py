@@ -17,30 +17,12 @@ from crossdraft.rpc.errors import BadMessage
 from crossdraft.rpc.frames import EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.memory import MemoryChannel, codec_of
-from crossdraft.text.letters import Letters
-from crossdraft.types.messages import (
-    Advance,
-    Branch,
-    Draft,
-    Drafted,
-    FetchRow,
-    NoiseKey,
-    OpenDrafter,
-    Opened,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
-    RunTo,
-    Sample,
-    SamplingOptions,
-    Score,
-    Scored,
-)
+from crossdraft.types.messages import Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched, Sample
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import drafter_pb2, target_pb2
 from tests.conftest import FULL
+from tests.golden import messages
 from tests.rpc import values
 from tests.rpc.values import SIZE
 
@@ -188,47 +170,11 @@ def test_a_message_that_means_nothing_is_its_sessions_own(direction: Direction, 
     assert plain(tuple(got)) == plain((*before, *after))
 
 
-OPTIONS = SamplingOptions(0.7, 5, logit_bias=((3, 1.5),))
-OPEN_TARGET = OpenTarget((1, 2, 3), OPTIONS, NoiseKey(5), 8)
-OPEN_DRAFTER = OpenDrafter(Letters("abc"), OPTIONS, NoiseKey(5), 4, np.arange(90, 110))
-VALID: dict[str, list[Messages]] = {
-    "to a target": [
-        TWO_WITH_LISTS,
-        [
-            (1, OPEN_TARGET),
-            (1, Pass(1, (4,), TokenTree((5, 6, 7), (-1, 0, 0)), (np.array([9, 11]),) * 2, (0, 2))),
-            (2, FetchRow(1, 0, np.array([7, 8, 9]))),
-            (2, RunTo(1, 9)),
-            (3, EndSession()),
-        ],
-    ],
-    "of a target": [
-        TWO_WITH_ROWS + TWO_WITH_SAMPLES,
-        [
-            (1, Opened("f1")),
-            (2, RowFetched(1, 0, row(1, 2, 3))),
-            (2, RowFetched(1, 0, row(1, 2, 3, tail=0.5))),
-            (3, SessionEnded(3, "text")),
-        ],
-    ],
-    "to a drafter": [
-        [
-            (1, OPEN_DRAFTER),
-            (1, Draft(1, 0, Letters("abcabc"), 6, 2)),
-            (2, Advance(1, 9)),
-            (3, Score(1, 6, (Letters("ab"), Letters("ca")), 3)),
-            (4, EndSession()),
-        ]
-    ],
-    "of a drafter": [
-        TWO_WITH_DRAFTS,
-        [
-            (1, Drafted(1, (DraftToken(9),), 0.1, branches=(Branch(1, 3, Letters("x"), (5, 6)),))),
-            (2, Scored(1, np.array([0.5, 1.0]), 0.0)),
-            (3, Opened("f1")),
-            (4, SessionEnded(3, "text")),
-        ],
-    ],
+GOLDEN = (messages.TO_TARGETS, messages.FROM_TARGETS, messages.TO_DRAFTERS, messages.FROM_DRAFTERS)  # as DIRECTIONS
+MIXED: tuple[list[Messages], ...] = ([TWO_WITH_LISTS], [TWO_WITH_ROWS + TWO_WITH_SAMPLES], [], [TWO_WITH_DRAFTS])
+VALID = {  # few messages in a frame: a change anywhere is often one of a message's own
+    way: [*mixed, *([*enumerate(list(golden.values())[at : at + 2], 1)] for at in range(0, len(golden), 2))]
+    for way, golden, mixed in zip(DIRECTIONS, GOLDEN, MIXED, strict=True)
 }
 FRAMES = {way: [DIRECTIONS[way].writes.encode(batch) for batch in batches] for way, batches in VALID.items()}
 NUMBERS = (0, 1, 2, 7, SIZE - 1, SIZE, 2**16, 2**31, 2**32 - 1)

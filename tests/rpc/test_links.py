@@ -79,7 +79,6 @@ async def test_a_link_that_forwards_nothing_is_noticed_on_both_sides_and_used_ag
 async def test_a_frozen_process_is_noticed_and_a_killed_one_at_once(monkeypatch):
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVE, stdout=asyncio.subprocess.PIPE)
     try:
-        assert process.stdout is not None
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 300))
         async with TargetClient(ready["address"]) as client:
             frozen = await opened(client)

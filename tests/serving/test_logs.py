@@ -48,14 +48,9 @@ def test_a_json_line_says_what_it_is_about() -> None:
     assert "ZeroDivisionError: a fault" in str(failed["exception"])
     assert str(line.pop("time")).endswith("+00:00")
     assert line == {
-        "level": "info",
-        "logger": "crossdraft.somewhere",
-        "message": "passes: 3",
-        "request_id": "req-1",
-        "session": "target-4",
-        "peer": "ipv4:1.2.3.4:5",
-        "figures": {"passes": 3},
-    }
+        "level": "info", "logger": "crossdraft.somewhere", "message": "passes: 3", "request_id": "req-1",
+        "session": "target-4", "peer": "ipv4:1.2.3.4:5", "figures": {"passes": 3},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("form", LogFormat)

@@ -127,20 +127,6 @@ def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
     assert Timer.STALL in timers(out)
 
 
-def test_a_draft_that_the_output_is_past_is_given_up() -> None:
-    """Its drafter is told where the output is instead; what still comes of it is outdated."""
-    controller = InTurn((Choice(2, patience=0.0),), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, controller=controller, max_tokens=9))
-    sent = requests(opened(session))
-    for number in range(1, 5):
-        sent += requests(session.handle(Replied(TARGET, PassDone(number, (ONES,), 0.5)), 5.0 + number))
-    drafts = [(one.epoch, one.letters) for one in sent if isinstance(one, Draft)]
-    assert drafts == [(1, Letters("")), (2, Letters("bbb"))]
-    assert session.counts.tokens == 4
-    session.handle(Replied(DRAFTER, drafted(0)), 12.0)
-    assert session.counts.draft_tokens == 0
-
-
 def test_epochs_that_a_drafter_never_answers_put_off_no_deadline() -> None:
     controller = InTurn((Choice(2, patience=0.0),), waits_for_drafter=True).fresh()
     session = Session(assignment(TLI, controller=controller, max_tokens=9))

@@ -289,16 +289,13 @@ def life(
     mute=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_whatever_happens_the_output_is_whole(
-    method: Method, data: st.DataObject, numbers: list[int], targets: int, temperature: float, mute: bool, seed: int
-) -> None:
+def test_whatever_happens_the_output_is_whole(method, data, numbers, targets, temperature, mute, seed):
     kinds = LOCK_STEP if method.whole_draft else st.one_of(CHOICES, TREES) if method.samples else CHOICES
     choices = data.draw(st.lists(kinds, min_size=1, max_size=4))
     lived = life(method, choices, numbers, targets, temperature, seed)
     lived.run(mute)
     stage = lived.stage
     finish, tokens = stage.finished, tuple(one.token for one in stage.emitted)
-    assert finish is not None
     assert finish.counts.tokens == len(tokens)
     assert len(tokens) == finish.counts.accepted + finish.counts.corrected + finish.counts.bonus
     if finish.reason is Reason.LENGTH:

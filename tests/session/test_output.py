@@ -3,7 +3,7 @@
 import pytest
 
 from crossdraft.session.output import Output, ShownText, fault_of_committed
-from crossdraft.text.letters import Letters, Side
+from crossdraft.text.letters import Letters
 from crossdraft.types.messages import OpenTarget, SamplingOptions
 from tests.ports import asking, assignment
 from tests.vocabularies import pair_of
@@ -30,28 +30,6 @@ def written(ids: tuple[int, ...], min_tokens: int = 0, **settings: object) -> tu
 
 
 E_ACUTE = tuple(map(chr, "é".encode()))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "ids", "due"),
-    [
-        ((2, 0), (1, 2), "éa"),
-        ((0, 1), (2, 2), "aa"),  # it ends with a whole character
-        ((2, 0), (2, 0), "\ufffda\ufffd"),
-        ((2, 0, *[3] * 3), (1, 2), "éa"),
-    ],
-)
-def test_a_character_that_the_prompt_begins_is_whole_in_the_text(
-    prompt: tuple[int, ...], ids: tuple[int, ...], due: str
-) -> None:
-    pair = pair_of((*E_ACUTE, "a", Side.TARGET.control(0)), ("a",))
-    given = assignment(pair=pair, max_tokens=2, open_target=OpenTarget(prompt, SamplingOptions(), None))
-    for committed in ((), ids[:1]):
-        shown = ShownText(asking(given, committed=committed))
-        last = [shown.add(pair.target.letters[token]) for token in ids[len(committed) : -1]]
-        text = "".join((*last, shown.add(pair.target.letters[ids[-1]], 2)))
-        assert due.endswith(text)
-        assert committed or text == due
 
 
 STOP = {"stop": (Letters("ba"),)}

@@ -58,7 +58,5 @@ GOING_ON = Emit(0, Kind.ACCEPTED)
         (Refused(5), "--abc", (2, True)),
     ],
 )
-def test_draft_tokens_are_compared_with_the_output_as_letters(
-    step: Refused | Emit, text: str, verdict: tuple[int, bool]
-) -> None:
+def test_draft_tokens_are_compared_with_the_output_as_letters(step, text, verdict):
     assert epoch(step).verdict(Letters(text)) == Verdict(*verdict)

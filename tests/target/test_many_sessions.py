@@ -135,9 +135,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 # MiB for a quarter, and a sixth, of the KV slots that all sessions need.
 @pytest.mark.parametrize(("sessions", "budget"), [(24, 12), pytest.param(64, 24, marks=pytest.mark.full)])
-async def test_many_sessions_have_the_outputs_that_they_have_alone(
-    plain: LoadedModel, crowded: RunningModel, shared: list[int], sessions: int
-) -> None:
+async def test_many_sessions_have_the_outputs_that_they_have_alone(plain, crowded, shared, sessions):
     every = cases(crowded, sessions, 1)
     due = [alone(plain, crowded, case) for case in every]
     leaving = cases(crowded, sessions // 5, 500)  # cancelled on their way

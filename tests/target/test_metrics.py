@@ -52,9 +52,7 @@ async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: Ru
         await asyncio.to_thread(read, address)
 
 
-async def test_a_port_for_metrics_is_free_checked_and_on_the_services_own_address_only(
-    target_model: RunningModel,
-) -> None:
+async def test_a_port_for_metrics_is_free_checked_and_on_the_services_own_address_only(target_model: RunningModel):
     async with Server(TARGET, TargetService(target_model), MEASURED) as server:
         host, _, port = json.loads(server.ready_line())["metrics"].rpartition(":")
         assert host == "127.0.0.1"

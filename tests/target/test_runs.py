@@ -92,9 +92,7 @@ async def test_a_run_draws_what_passes_would(target: TargetClient, target_model:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-async def test_what_a_grammar_forces_is_drawn_together_and_as_one_by_one(
-    target_model: RunningModel, monkeypatch: pytest.MonkeyPatch, wrong: bool
-) -> None:
+async def test_what_a_grammar_forces_is_drawn_together_and_as_one_by_one(target_model, monkeypatch, wrong):
     """Also where it is drawn in other tokens than those that were guessed."""
     schema = {"type": "object", "properties": {"first": {"type": "boolean"}, "ok": {"enum": ["a", "ab"]}}}
     schema |= {"required": ["first", "ok"], "additionalProperties": False}
@@ -231,9 +229,7 @@ def places(target_model: RunningModel, monkeypatch: pytest.MonkeyPatch) -> threa
     return places
 
 
-async def test_a_run_that_nobody_reads_any_more_draws_no_further(
-    target_model: RunningModel, places: threading.Semaphore
-) -> None:
+async def test_a_run_that_nobody_reads_any_more_draws_no_further(target_model, places):
     talk, thread = Talk(target_model, OPENING), target_model.thread
     talk.ask(run_of(1, MAX_RUN))
     places.release(2)  # the third step stands still
@@ -261,9 +257,7 @@ async def test_tokens_that_follow_a_reply_at_once_are_told_together_and_the_last
     assert (len(first.nodes), first.more) == (1, True)
 
 
-async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault(
-    target_model: RunningModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault(target_model, monkeypatch):
     due = await one_by_one(target_model, OPENING, 2)
     steps, step = iter((True, True, False)), target_model.thread._engine_step
 
@@ -287,7 +281,6 @@ def test_replies_that_wait_are_told_together() -> None:
         PassDone(3, (Sample(token, -1.0),), 0.5, 0.25, True, shared=token, fed=token, first=token) for token in (4, 5)
     )
     both = joined(one, other)
-    assert both is not None
     assert [node.token for node in both.nodes if isinstance(node, Sample)] == [4, 5]
     assert (both.seconds, both.queued, both.forwards, both.shared, both.fed) == (1.0, 0.5, 2, 5, 5)
     assert (both.first, both.more) == (4, True)

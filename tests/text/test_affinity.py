@@ -76,9 +76,7 @@ def test_rows_are_the_heaviest_entries_normalized(entries: dict[tuple[int, int],
 
 
 @given(weights, distributions)
-def test_redistribute_is_the_dense_product_and_sums_to_one(
-    entries: dict[tuple[int, int], float], distribution: Probabilities
-) -> None:
+def test_redistribute_is_the_dense_product_and_sums_to_one(entries, distribution):
     found = matrix(entries)
     ids, probabilities = found.redistribute(np.array(SHARED), distribution)
     spread = np.zeros(TOYS.target.size)

@@ -147,9 +147,7 @@ def accepted(grammar: Grammar | None, text: str) -> bool:
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 @pytest.mark.parametrize("most", [None, 1])
 @pytest.mark.parametrize("reasoning", [None, R1, QWEN])
-def test_what_the_grammar_of_calls_allows_is_read_as_calls(
-    name: str, most: int | None, reasoning: Reasoning | None
-) -> None:
+def test_what_the_grammar_of_calls_allows_is_read_as_calls(name: str, most: int | None, reasoning: Reasoning | None):
     form = AnswerForm(TOOL_FORMATS[name], reasoning, True, most)
     tools = TOOL_FORMATS[name]
     one = f'{{"name": "f", "{tools.arguments}": {{"city": "a"}}}}'

@@ -60,9 +60,7 @@ def written(words: list[str], kind: int) -> Grammar:
 
 @given(LANGUAGES, VOCABULARIES, st.integers(0, 3), st.data())
 @settings(max_examples=150, deadline=None)
-def test_masks_are_the_tokens_after_which_a_word_can_still_be_written(
-    texts: list[str], tokens: list[bytes], kind: int, data: st.DataObject
-) -> None:
+def test_masks_are_the_tokens_after_which_a_word_can_still_be_written(texts, tokens, kind, data):
     """At any place of any word, in any order, along trees of paths, and after the end."""
     grammar = written(texts, kind)
     words = spelled([json.dumps(text, ensure_ascii=False) for text in texts] if kind == 3 else texts)

@@ -134,9 +134,7 @@ def test_where_metaspace_puts_spaces(name: str, begun: str, after_symbol: str) -
 @few
 @given(texts, st.integers(0, 60))
 @example(".\n<unk>", 2)
-def test_what_comes_before_a_word_boundary_is_tokenized_by_itself(
-    injective: Tokenization, text: str, before: int
-) -> None:
+def test_what_comes_before_a_word_boundary_is_tokenized_by_itself(injective: Tokenization, text: str, before: int):
     whole = from_bytes(text.encode())
     boundary = last_word_boundary(whole, before)
     parts = (Letters(whole[:boundary]), Letters(whole[boundary:]))

@@ -257,7 +257,7 @@ async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() 
     running = Generation(assignment(controller=lock_step(3)), services, watch=watch)
     seen: list[Span] = []
     tokens = 0
-    async with asyncio.timeout(30), running:
+    async with asyncio.timeout(300), running:
         async for token in running:
             seen += watch.take()
             tokens += 1
@@ -265,7 +265,6 @@ async def test_a_generation_tells_its_watch_before_the_tokens_that_came_of_it() 
             assert len(made) >= tokens
             assert made[tokens - 1].what.value == token.kind.value
     seen += watch.take()
-    assert running.statistics is not None
     assert sum(one.what in (What.PASS, What.MISS) for one in seen) == running.statistics.passes
 
 
@@ -313,7 +312,7 @@ async def test_each_draft_token_that_was_asked_for_is_told(method: Method) -> No
     services = services_of(MemoryTarget(toy=target), MemoryDrafter(toy=drafter))
     given = assignment(method=method, controller=lock_step(3))
     running = Generation(given, services, watch=watch)
-    async with asyncio.timeout(30), running:
+    async with asyncio.timeout(300), running:
         kinds = Counter([token.kind async for token in running])
     told = [one.label for one in watch.take() if one.what is What.JUDGED]
     assert told

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -129,9 +130,7 @@ def test_penalties_and_bans_change_the_distribution_and_nothing_else(method: Met
 @pytest.mark.parametrize("head", [1, 99])
 @pytest.mark.parametrize("toy", [ENDING, NESTED], ids=lambda toy: toy.name)
 @pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
-def test_a_grammar_masks_both_models_and_the_distribution_is_the_targets_masked(
-    method: Method, toy: Toy, head: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grammar_masks_both_models_and_the_distribution_is_the_targets_masked(method, toy, head, monkeypatch):
     """Each row of a pass by the path that leads to it, and the drafter's rows by the same letters."""
     setup = Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3, head=head)
     grammar, free, drafted = Grammar.regex("(ab|ba|b)+"), ToyTarget.distribution, ToyDrafter.distribution
@@ -140,9 +139,12 @@ def test_a_grammar_masks_both_models_and_the_distribution_is_the_targets_masked(
         ends = [token for token, one in enumerate(letters) if one == END]
         return GrammarCompiler([*map(Letters, letters)], ends).matcher(grammar)
 
+    @cache
+    def mask(matcher: GrammarMatcher, text: str, count: int) -> np.ndarray:
+        return np.unpackbits(matcher.masks(Letters(text), [Letters("")], must=False)[0], count=count, bitorder="little")
+
     def kept(matcher: GrammarMatcher, text: str, weights: np.ndarray) -> np.ndarray:
-        bits = matcher.masks(Letters(text), [Letters("")], must=False)
-        found = weights * np.unpackbits(bits[0], count=len(weights), bitorder="little")
+        found = weights * mask(matcher, text, len(weights))
         return found / found.sum() if found.any() else weights
 
     ours, theirs = matcher_of(setup.toy.target), matcher_of(setup.toy.drafter)
@@ -174,9 +176,7 @@ def test_ignoring_the_end_symbol(method: Method, draft_tokens: int, length: int)
 
 
 @pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
-def test_what_a_drafter_leaves_out_of_its_context_changes_no_distribution(
-    method: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_drafter_leaves_out_of_its_context_changes_no_distribution(method, monkeypatch):
     """A symbol of the target's, which it cannot write: its rows are those after another text."""
     unknown = Side.TARGET.control(0)
     toy, distribution = Toy("unknown to the drafter", ("a", "b", unknown), ("a", "ab", "b")), ToyDrafter.distribution
@@ -279,7 +279,6 @@ def test_trees_whose_further_draws_are_wrong(monkeypatch: pytest.MonkeyPatch, me
 
     def likeliest(_: Chooser) -> Walk:
         while (row := (yield NeedRow(known=True))) is not None:
-            assert isinstance(row, Row)
             yield Emit(int(row.ids[row.probabilities.argmax()]), Kind.BONUS)
 
     def choosy(chooser: Chooser) -> Walk:

@@ -185,10 +185,12 @@ def check_branches(method: Method, pattern: str, choice: Choice, letters: int) -
 @pytest.mark.parametrize("pattern", few_or_full(FEW, lambda pattern: pattern in ("DT", "TDS")))
 @pytest.mark.parametrize("choices", [(TREE,), (ENDED,), full((TREE, Choice(3, 1), PLAIN)), full((Choice(2, 1), ENDED))])
 def test_draft_trees(choices: tuple[Choice, ...], pattern: str) -> None:
-    for toy in (LETTERS, NESTED, ENDING) if FULL else (LETTERS, NESTED):
-        for budget, losses in ((16, ()), (2, ((4, "t"), (6, "d")))):
-            given = Overlapped(toy, SLEM, choices, Schedule(pattern, 0, losses), 3, 1, tree_budget=budget)
-            assert error(given) < EXACT, given
+    ways = ((16, ()), (2, ((4, "t"), (6, "d"))))
+    for toy, (budget, losses) in (
+        itertools.product((LETTERS, NESTED, ENDING), ways) if FULL else zip((NESTED, LETTERS), ways, strict=True)
+    ):
+        given = Overlapped(toy, SLEM, choices, Schedule(pattern, 0, losses), 3, 1, tree_budget=budget)
+        assert error(given) < EXACT, given
 
 
 def test_a_pass_over_a_tree_goes_on_beyond_a_refusal() -> None:

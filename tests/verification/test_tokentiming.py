@@ -134,9 +134,7 @@ def test_the_band_is_the_requests() -> None:
         (("a",), (("z", 0.25), ("a", 0.5)), [], []),
     ],
 )
-def test_proxies(
-    target: Sequence[str], drafted: Sequence[tuple[str, float]], proxies: list[str], chances: list[float]
-) -> None:
+def test_proxies(target: Sequence[str], drafted: Sequence[tuple[str, float]], proxies: list[str], chances: list[float]):
     assert judged(target, drafted) == (proxies, chances)
 
 

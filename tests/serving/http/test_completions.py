@@ -14,16 +14,13 @@ async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
     done = await served.openai.completions.create(model="toy", prompt="Say", max_tokens=9, temperature=0)
     (choice,) = done.choices
     assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == ("Heé", "stop", 0, None)
-    assert done.usage is not None
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (3, 4, 7)
     assert done.id == f"cmpl-{outputs.requests[0].id}"
     assert "crossdraft" not in json.loads(done.model_dump_json())
     await outputs.wait_running(0)
 
 
-async def test_an_empty_prompt_and_one_without_special_tokens_are_asked_for(
-    served: Front, outputs: FakeBackend
-) -> None:
+async def test_an_empty_prompt_and_one_without_special_tokens_are_asked_for(served: Front, outputs: FakeBackend):
     for prompt, special in (("", True), ("", False), ("Say", False)):
         await served.openai.completions.create(
             model="toy", prompt=prompt, extra_body={"add_special_tokens": special, "return_token_ids": True}
@@ -41,16 +38,13 @@ async def test_a_stream_has_whole_characters_then_its_end(served: Front) -> None
 
 
 @pytest.mark.parametrize(("together", "texts"), [(2, ["He", "é", ""]), (3, ["Heé", ""]), (4, ["Heé", ""])])
-async def test_tokens_of_one_pass_are_one_chunk(
-    served: Front, outputs: FakeBackend, together: int, texts: list[str]
-) -> None:
+async def test_tokens_of_one_pass_are_one_chunk(served: Front, outputs: FakeBackend, together: int, texts: list[str]):
     outputs.together = together
     stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
     assert [chunk.choices[0].text async for chunk in stream] == texts
     chat = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
     assert [chunk.choices[0].delta.content or "" async for chunk in chat] == texts
     done = await served.openai.completions.create(model="toy", prompt="Say")
-    assert done.usage is not None
     assert (done.choices[0].text, done.usage.completion_tokens) == ("Heé", 4)
 
 
@@ -60,7 +54,6 @@ async def test_usage_is_the_last_chunk_of_a_stream_that_asks_for_it(served: Fron
     )
     *chunks, last = [chunk async for chunk in stream]
     assert last.choices == []
-    assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (6, 16)  # two prompts, four outputs
     assert all(chunk.usage is None for chunk in chunks)
 
@@ -163,17 +156,9 @@ async def test_the_models(served: Front) -> None:
     (card,) = (await served.openai.models.list()).data
     assert card == await served.openai.models.retrieve("toy")
     assert card.to_dict() == {
-        "id": "toy",
-        "object": "model",
-        "created": 1_700_000_000,
-        "owned_by": "crossdraft",
-        "root": "toy",
-        "max_model_len": 64,
-        "drafters": ["ngram", "small"],
-        "auto": "ngram",
-        "methods": ["slem", "seeded"],
-        "chats": True,
-        "detail": [],
-    }
+        "id": "toy", "object": "model", "created": 1_700_000_000, "owned_by": "crossdraft", "root": "toy",
+        "max_model_len": 64, "drafters": ["ngram", "small"], "auto": "ngram", "methods": ["slem", "seeded"],
+        "chats": True, "detail": [],
+    }  # fmt: skip
     with pytest.raises(NotFoundError, match="there is no model 'org/other'; there is toy"):
         await served.openai.models.retrieve("org/other")

@@ -58,7 +58,6 @@ async def limited(
     given = ConnectionOptions(**limits)  # type: ignore[arg-type]
     listening = Listening(grace_seconds=0, tls=tls)
     async with HttpServer(make_app(outputs or FakeBackend()), listening, limits=given) as server:
-        assert server._server is not None
         running = Limited(server.address, server._server._connections)
         yield running
         for writer in running.opened:
@@ -179,9 +178,7 @@ async def test_where_all_are_at_work_a_new_connection_is_closed() -> None:
 
 
 @pytest.mark.parametrize("secured", [False, True])
-async def test_silent_connections_leave_file_handles(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secured: bool
-) -> None:
+async def test_silent_connections_leave_file_handles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secured: bool):
     made = Cluster(tmp_path / "ours").files("front", ("127.0.0.1",))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))  # 6 connections
     tls = FrontFiles(made.certificate, made.key) if secured else None

@@ -41,9 +41,7 @@ OF_SERVICES = [kind for kind in MEANINGS if issubclass(kind, errors.ServiceError
 
 
 @pytest.mark.parametrize("kind", OF_SERVICES)
-def test_where_services_are_is_for_the_log_and_not_for_clients(
-    kind: type[Exception], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_services_are_is_for_the_log_and_not_for_clients(kind: type[Exception], caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     refused = refusal_of(kind("target at 10.0.0.1:7001: k must be smaller"), "some")
     assert "10.0.0.1" not in refused.message
@@ -87,9 +85,7 @@ async def test_a_trace_does_not_say_where_services_are(outputs: FakeBackend, mon
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_error_before_the_first_token_has_its_status(
-    served: Front, outputs: FakeBackend, error: Exception, status: int, code: str | None, streamed: bool
-) -> None:
+async def test_an_error_before_the_first_token_has_its_status(served, outputs, error, status, code, streamed):
     outputs.fault = error
     response = await served.post(COMPLETIONS, prompt="Say", stream=streamed)
     assert (response.status_code, fault(response)["code"]) == (status, code)

@@ -34,9 +34,7 @@ async def test_leaving_a_stream_ends_the_output(served: Front, outputs: FakeBack
 
 
 @pytest.mark.parametrize(("streamed", "n"), [(False, 1), (False, 3), (True, 3)])
-async def test_leaving_before_the_answer_ends_all_choices(
-    served: Front, outputs: FakeBackend, streamed: bool, n: int
-) -> None:
+async def test_leaving_before_the_answer_ends_all_choices(served: Front, outputs: FakeBackend, streamed: bool, n: int):
     outputs.waits_after = 0
     asking = asyncio.create_task(served.post("/v1/completions", prompt="Say", n=n, stream=streamed))
     await outputs.wait_running(n)
@@ -56,9 +54,7 @@ async def test_a_client_that_does_not_read_is_given_up(outputs: FakeBackend) -> 
             assert outputs.yielded < len(LONG)
 
 
-async def test_draining_lets_a_stream_end_takes_no_other_and_says_that_it_waits(
-    outputs: FakeBackend, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_draining_lets_a_stream_end_takes_no_other_and_says_that_it_waits(outputs, caplog):
     async with front(outputs, grace_seconds=30) as served:
         stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
         first = await anext(stream)
@@ -72,9 +68,7 @@ async def test_draining_lets_a_stream_end_takes_no_other_and_says_that_it_waits(
     assert "waiting up to 30 s (--grace-seconds) for 1 open requests to end" in caplog.messages
 
 
-async def test_the_grace_period_ends_what_goes_on_and_says_so_once(
-    outputs: FakeBackend, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_grace_period_ends_what_goes_on_and_says_so_once(outputs, caplog):
     async with front(outputs, grace_seconds=0) as served:
         streams = [await served.openai.completions.create(model="toy", prompt="Say", stream=True) for _ in range(2)]
         for stream in streams:

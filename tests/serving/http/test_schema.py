@@ -36,18 +36,7 @@ def test_limits_have_the_names_of_json_schema() -> None:
 def test_the_document_has_every_route() -> None:
     paths = app.openapi()["paths"]
     assert set(paths) == {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/models",
-        "/v1/models/{model}",
-        "/tokenize",
-        "/detokenize",
-        "/health",
-        "/ping",
-        "/version",
-        "/load",
-        "/ready",
-        "/metrics",
-    }
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/v1/models/{model}", "/tokenize",
+        "/detokenize", "/health", "/ping", "/version", "/load", "/ready", "/metrics",
+    }  # fmt: skip
     assert not any("422" in operation["responses"] for path in paths.values() for operation in path.values())

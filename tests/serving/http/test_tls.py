@@ -39,9 +39,7 @@ async def asked(url: str, cluster: Cluster) -> int:
         return (await asking.get("/health")).status_code
 
 
-async def test_a_renewed_certificate_is_served_to_new_connections_without_a_restart(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_renewed_certificate_is_served_to_new_connections_without_a_restart(cluster, caplog):
     shown, outputs = files(cluster), FakeBackend(waits_after=1)
     async with server(shown, outputs=outputs) as serving:
         url = f"https://{serving.address}"
@@ -74,9 +72,7 @@ async def test_it_does_not_start_with_files_that_it_cannot_use(cluster: Cluster)
 
 
 @pytest.mark.parametrize("secured", [False, True])
-async def test_a_port_that_is_open_to_others_in_plaintext_is_said(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, secured: bool
-) -> None:
+async def test_a_port_that_is_open_to_others_in_plaintext_is_said(cluster, caplog, secured):
     async with server(files(cluster) if secured else None, "0.0.0.0"):
         pass
     assert ("is open to whoever can reach it" in caplog.text) is not secured

@@ -13,7 +13,7 @@ from crossdraft.client import Grammar, Kind, Reason, Token
 from crossdraft.config.api import AnswerOptions, ReasoningParser, ToolCallParser
 from crossdraft.serving.http import HttpOptions
 from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, AnswerForm
-from crossdraft.types.request import Chat, Message
+from crossdraft.types.request import Message
 from tests.serving.fakes import TOY, FakeBackend
 from tests.serving.http.conftest import MESSAGES, Front, front
 from tests.text.test_answers import accepted
@@ -93,9 +93,7 @@ async def test_calls_whole_and_streamed(served: Front, outputs: FakeBackend) -> 
     assert len(kept.message.tool_calls) == 1
 
 
-async def test_an_answer_without_calls_is_content_and_one_that_is_cut_has_its_length(
-    served: Front, outputs: FakeBackend
-) -> None:
+async def test_an_answer_without_calls_is_content_and_one_that_is_cut_has_its_length(served, outputs):
     outputs.tokens = tokens_of(["No", " <tool"])
     choice, _ = await both(served)
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "No <tool", None)
@@ -125,7 +123,6 @@ async def test_the_template_gets_tools_calls_and_results(served: Front, outputs:
     result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "5°", "name": "weather"}
     await served.openai.chat.completions.create(**ASKED | {"messages": [*MESSAGES, answer, result, broken]})
     prompt = outputs.requests[-1].generation.prompt
-    assert isinstance(prompt, Chat)
     assert prompt.settings["tools"] == [WEATHER, TIME]
     _, called, told, kept = (Message(one.role, one.content, one.fields).more for one in prompt.messages)
     function = {"name": "weather", "arguments": {"city": "b"}}
@@ -143,7 +140,6 @@ async def test_arguments_of_any_depth_can_be_sent_again(served: Front, outputs: 
     )
     assert response.status_code == 200
     prompt = outputs.requests[-1].generation.prompt
-    assert isinstance(prompt, Chat)
     shown = prompt.messages[-1].fields
     assert Message("assistant", "", shown).more["tool_calls"][0]["function"]["name"] == "time"
 
@@ -174,7 +170,6 @@ async def test_only_allowed_tools_are_shown_and_may_be_called(served: Front, out
     grammar = await grammar_of(served, outputs, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
     assert [accepted(grammar, one) for one in (time, CALL, "Hi")] == [True, False, False]
     prompt = outputs.requests[-1].generation.prompt
-    assert isinstance(prompt, Chat)
     assert prompt.settings["tools"] == [TIME]
     allowed["mode"] = "auto"
     grammar = await grammar_of(served, outputs, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
@@ -185,16 +180,13 @@ async def test_the_effort_of_reasoning_is_the_templates_to_read(served: Front, o
     for effort, more in (("low", {}), ("none", {"enable_thinking": False})):
         await served.openai.chat.completions.create(**ASKED, reasoning_effort=effort)  # type: ignore[call-overload]
         prompt = outputs.requests[-1].generation.prompt
-        assert isinstance(prompt, Chat)
         given = {
             name: value for name, value in prompt.settings.items() if name not in ("tools", "add_generation_prompt")
         }
         assert given == {"reasoning_effort": effort, **more}
 
 
-async def test_where_something_must_be_called_what_was_cut_before_is_no_content(
-    served: Front, outputs: FakeBackend
-) -> None:
+async def test_where_something_must_be_called_what_was_cut_before_is_no_content(served: Front, outputs: FakeBackend):
     outputs.reason = Reason.LENGTH
     for cut in (CALL[:5], CALL[:20], CALL[:24]):
         outputs.tokens = tokens_of(cut)
@@ -253,9 +245,7 @@ async def test_reasoning_is_beside_the_content(thinking: Front, outputs: FakeBac
         ("Hi", "<think>Hm", ("Hm", None)),
     ],
 )
-async def test_a_prompt_may_have_begun_or_ended_the_reasoning(
-    thinking: Front, outputs: FakeBackend, said: str, text: str, parts: tuple[str | None, str]
-) -> None:
+async def test_a_prompt_may_have_begun_or_ended_the_reasoning(thinking, outputs, said, text, parts):
     outputs.tokens = tokens_of(text)
     choice, _ = await both(thinking, messages=[{"role": "user", "content": said}], tools=openai.omit)
     message = choice.message.to_dict()

@@ -32,9 +32,7 @@ PROMPT = [1, *b"Say"]
         ({"top_k": 0}, (0.5, 0, 0.8, 0.1, 1.05)),
     ],
 )
-async def test_what_a_body_leaves_out_is_the_models_own(
-    served: Front, outputs: FakeBackend, given: dict[str, object], due: tuple[float, ...]
-) -> None:
+async def test_what_a_body_leaves_out_is_the_models_own(served, outputs, given, due):
     own = SamplingDefaults(0.5, 20, 0.8, 0.1, 1.05, 700, 900)
     for route, body, tokens in (
         (COMPLETIONS, {"prompt": "Say"}, 16),  # as with OpenAI and vLLM, whatever the model's own
@@ -132,9 +130,7 @@ async def test_pages_of_other_servers_may_use_it_if_that_is_asked_for(outputs: F
     assert HttpSettings().cors == {}
 
 
-async def test_a_large_body_is_read_beside_the_event_loop(
-    served: Front, outputs: FakeBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_body_is_read_beside_the_event_loop(served, outputs, monkeypatch):
     """As what is read there is asked which thread it runs in, no clock decides."""
     from threading import current_thread
 
@@ -148,9 +144,7 @@ async def test_a_large_body_is_read_beside_the_event_loop(
     assert [name.startswith("bodies") for name in threads] == [False, True]
 
 
-async def test_metrics_of_speculative_decoding_are_as_vllms_if_they_are_wanted(
-    served: Front, outputs: FakeBackend
-) -> None:
+async def test_metrics_of_speculative_decoding_are_as_vllms_if_they_are_wanted(served: Front, outputs: FakeBackend):
     """In whole replies and in the last chunk, for one output."""
     wanted = {
         "mean_acceptance_length": 2, "draft_acceptance_rate": 2 / 3, "acceptance_histogram": [0, 2, 0],
