@@ -126,7 +126,7 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
             async for pipeline, setting, fault in pipelines:
                 advance(0, f"{setting.method}, {setting.drafter}")
                 if not fault:
-                    yield await self._cell(pipeline, setting, advance)
+                    yield await self.cell(pipeline, setting, advance)
                     continue
                 advance(len(self.prompts))
                 skipped = Skipped(setting.method, setting.drafter, fault)
@@ -134,7 +134,8 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
                     refused.add(skipped)
                     yield skipped
 
-    async def _cell(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> MeasuredSetting:
+    async def cell(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> MeasuredSetting:
+        """All prompts in one setting, which the pipeline's drafter has."""
         began = time.monotonic()
 
         async def generated(request: GenerationRequest) -> tuple[Statistics, bool]:

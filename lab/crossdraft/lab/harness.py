@@ -31,7 +31,6 @@ from crossdraft.cli.running import (
     CommandFailed,
     ProgressCounter,
     Run,
-    UsageError,
     check_output,
     counted,
     needs_extra,
@@ -44,25 +43,12 @@ from crossdraft.client.api import software
 Planned = TypeVar("Planned")
 Result = TypeVar("Result")
 Configuration = TypeVar("Configuration")
-Number = TypeVar("Number", float, int)
 Floats = npt.NDArray[np.float64]
 
 
 def optional(value: float | None, form: str) -> str:
     """A figure in this format; nothing where there is none."""
     return "" if value is None else format(value, form)
-
-
-def numbers_of(option: str, text: str, least: float, most: float, kind: type[Number] = float) -> tuple[Number, ...]:  # type: ignore[assignment]
-    """Numbers with commas between; raises UsageError."""
-    try:
-        found = tuple(kind(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"{option} takes numbers with commas between, such as 1,4,16, got {text}") from error
-    for one in found:
-        if not least <= one <= most:
-            raise UsageError(f"{option} must be between {least:g} and {most:g}, got {one:g}")
-    return found
 
 
 # A benchmark, and the run of one.

@@ -9,11 +9,10 @@ from crossdraft.cli.running import checked_options
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.lab.emulation import EmulatedHost, network
 from crossdraft.lab.emulation.steps import Emulation
-from crossdraft.lab.harness import numbers_of, on_core
+from crossdraft.lab.harness import on_core
 
 # Of a target that is measured: its requests get what they ask for, and nothing of the model's own.
 NO_DEFAULTS = ("--generation-config", "vllm")
-LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,6 @@ class Served:
         pace = () if self.pace is None else ("--pace", self.pace)
         noise = ("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()
         return (*self.engine.arguments, *pace, *noise)
-
-
-def delays_of(text: str) -> tuple[float, ...]:
-    """Milliseconds with commas between; raises UsageError if the emulated network cannot have them."""
-    return numbers_of("--delay-ms", text, 0, LONGEST_DELAY)
 
 
 # A core for each model, the drafter at a distance.
