@@ -263,7 +263,6 @@ class Floor:
 class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
     """The grid: every cell with all choices in turns."""
 
-    needs_statistics: ClassVar[bool] = True
     unit: ClassVar[str] = "comparisons"
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
     title: ClassVar[str] = "Tokens a second, and auto's speed as a ratio [95 %]"
