@@ -138,13 +138,9 @@ class ControllerPlan:
 
     outputs: tuple[int, ...] = option((1, 4, 16, 64), f"At once; {COMMAS}.", min=1, max=1024)
     acceptance: tuple[float, ...] = option((0.5, 0.8, 0.95), f"Share of draft tokens; {COMMAS}.", min=0, max=1)
-    pass_ms: tuple[float, ...] = option(
-        (8.0, 25.0, 60.0), f"Of the target; a node takes 1/400 of it; {COMMAS}.", min=0.1, max=10_000
-    )
-    trip_ms: tuple[float, ...] = option((0.0, 5.0, 20.0), f"To the drafter and back; {COMMAS}.", min=0, max=10_000)
-    methods: tuple[str, ...] = option(
-        ("seeded", "coupled", "slem"), f"slem is greedy, others sample; {COMMAS}.", "--method"
-    )
+    pass_ms: tuple[float, ...] = option((8.0, 25.0, 60.0), f"Of the target, a node 1/400; {COMMAS}.", min=0.1, max=1e4)
+    trip_ms: tuple[float, ...] = option((0.0, 5.0, 20.0), f"To the drafter and back; {COMMAS}.", min=0, max=1e4)
+    methods: tuple[str, ...] = option(("seeded", "coupled", "slem"), f"Greedy is slem; {COMMAS}.", "--method")
     all_cells: bool = option(
         False, "All cells; by default some 50 in which any three values of different lists meet.", "--all"
     )

@@ -9,9 +9,10 @@ import inspect
 import json
 import os
 import time
+import timeit
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,10 +117,10 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[SeedTable, None]:
         for one in self.wanted:
             advance(0, one.name)
-            began, before = time.monotonic(), _processor_seconds()
+            began, before = time.monotonic(), sum(os.times()[:4])  # with those of processes that have ended
             self._into_page(one, await one.make(self))
             advance()
-            yield replace(one, seconds=time.monotonic() - began, processor=_processor_seconds() - before)
+            yield replace(one, seconds=time.monotonic() - began, processor=sum(os.times()[:4]) - before)
 
     def _into_page(self, made: SeedTable, text: str) -> None:
         path = self.plan.docs / made.page
@@ -147,7 +148,7 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
         rows = [
             (name, *(shown(cells[one]) if one in cells else "" for one in row.values())) for name, row in lines.items()
         ]
-        text = Table(heads, tuple(rows)).markdown()
+        text = Table(heads, tuple(rows)).markdown() + self.sizes
         if not whole:
             return text
         names = [*lines]
@@ -157,12 +158,19 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
         ]
         return f"{text}\n{SHARES.format(whole)}\n\n" + Table(heads, tuple(shares)).markdown()
 
+    @property
+    def acceptance(self) -> AcceptancePlan:
+        plan = self.plan
+        return AcceptancePlan(plan.prompts, plan.limit, plan.target, max_tokens=plan.max_tokens)
+
+    @property
+    def sizes(self) -> str:
+        return f"\n{len(self.prompts)} prompts, at most {self.plan.max_tokens} tokens each.\n"
+
     async def cells(self, settings: Iterable[Setting]) -> dict[Setting, MeasuredSetting]:
         """What each setting makes of the prompts; those that the pair cannot do are missing."""
-        plan, new = self.plan, {*settings} - {*self._cells}
-        if new:
-            wanted = AcceptancePlan(plan.prompts, plan.limit, plan.target, max_tokens=plan.max_tokens)
-            run = AcceptanceBenchmark(wanted, tuple(sorted(new, key=lambda one: (one.drafter, one.options))))
+        if new := {*settings} - {*self._cells}:
+            run = AcceptanceBenchmark(self.acceptance, tuple(sorted(new, key=lambda one: (one.drafter, one.options))))
             async for cell in run.measure(lambda *_: None):
                 if isinstance(cell, MeasuredSetting):
                     self._cells[Setting(**{one.name: getattr(cell, one.name) for one in fields(Setting)})] = cell
@@ -209,11 +217,6 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
             for end in text.ends[1::4]
             if to_bytes(end).decode("utf-8", "replace").isascii()
         ]
-
-
-def _processor_seconds() -> float:
-    """Of this process and those that it has ended, until now."""
-    return sum(os.times()[:4])
 
 
 def _share(cell: MeasuredSetting, whole: MeasuredSetting) -> str:
@@ -449,7 +452,7 @@ async def band_tokens(bench: Seeds) -> str:
     """Appendix K: what the band does to acceptance, with drafts that are long enough for it to matter."""
     lines = {
         "none" if band == NO_BAND else str(band): {
-            f"{short(name)}, K = {k}": replace(Setting("tokentiming", name, 1.0, k, _given(bench, name)), band=band)
+            f"{short(name)}, K = {k}": Setting("tokentiming", name, 1.0, k, _given(bench, name), band=band)
             for name, k in ((A, 16), (B, 16), (C, 32))
         }
         for band in (0, 4, 8, 16, NO_BAND)
@@ -486,9 +489,7 @@ PUBLISHED_SHARES = {2: "97.7%; 97%", 4: "93.3%; 91%", 8: "87.4%; 83%", 16: "80.5
 async def kept_ids(bench: Seeds) -> str:
     lines = {
         f"{keep or 2048:,}{f' and {follow} of the text' if follow else ''}": {
-            f"{short(name)}, T = {t:g}": replace(
-                Setting(method, name, t, 5), keep=keep, options=_cut(bench, name, keep, follow)
-            )
+            f"{short(name)}, T = {t:g}": Setting(method, name, t, 5, _cut(bench, name, keep, follow), keep=keep)
             for name in (A, B)
             for method, t in (("slem", 0.0), ("seeded", 1.0))
         }
@@ -499,12 +500,10 @@ async def kept_ids(bench: Seeds) -> str:
 
 def _covered(bench: Seeds) -> str:
     """What the most frequent ids make of the corpus, beside the paper's shares (Table 1, Llama-3-8B, SlimPajama)."""
-    found = {}
-    for name in (A, B):
-        loaded = NamedTokenizer.load(name, Side.DRAFTER)
-        found[name] = read_frequencies(bench.frequencies(name), loaded.tokenizer_json, name)
+    loaded = {name: NamedTokenizer.load(name, Side.DRAFTER).tokenizer_json for name in (A, B)}
+    found = [read_frequencies(bench.frequencies(name), one, name) for name, one in loaded.items()]
     rows = [
-        (f"{2048 // of:,}", *(f"{one.covered(2048 // of):.1%}" for one in found.values()), published)
+        (f"{2048 // of:,}", *(f"{one.covered(2048 // of):.1%}" for one in found), published)
         for of, published in PUBLISHED_SHARES.items()
     ]
     heads = "kept", "of the corpus in A's tokens", "in B's", "published shares, as above, of 128k ids"
@@ -515,9 +514,7 @@ def _covered(bench: Seeds) -> str:
 async def kept_ids_trees(bench: Seeds) -> str:
     lines = {
         f"{keep or 2048:,}": {
-            f"nodes {nodes or 'none'}": replace(
-                Setting("slem", B, 0.0, 6), nodes=nodes, keep=keep, options=_cut(bench, B, keep)
-            )
+            f"nodes {nodes or 'none'}": Setting("slem", B, 0.0, 6, _cut(bench, B, keep), nodes, keep)
             for nodes in (0, 32)
         }
         for keep in (0, 1024, 512, 256)
@@ -537,11 +534,11 @@ class ByLayer(TreeDrafting):
 @table("tree-by-layer", "fr-spec.md", *PAIR[::2])
 async def tree_by_layer(bench: Seeds) -> str:
     """All prompts, in this process: a drafter whose trees choose otherwise what to expand."""
-    plan = AcceptancePlan(bench.plan.prompts, None, bench.plan.target, max_tokens=bench.plan.max_tokens)
-    run, rows = AcceptanceBenchmark(plan, ()), []
+    whole = Seeds(replace(bench.plan, limit=None))
+    run, rows = AcceptanceBenchmark(whole.acceptance, ()), []
     settings = [Setting("slem", B, 0.0, depth, nodes=nodes) for nodes, depth in ((32, 6), (16, 5))]
     async with (
-        await target_server(ServeTarget(ModelOptions(plan.target, threads=1))) as target,
+        await target_server(ServeTarget(ModelOptions(TARGET, threads=1))) as target,
         await drafter_server(ServeDrafter(ModelOptions(B, threads=1))) as drafter,
         connect(target.address, drafter.address, patience(), needs_drafter=True) as pipeline,
     ):
@@ -550,7 +547,7 @@ async def tree_by_layer(bench: Seeds) -> str:
                 cells = [await run.cell(pipeline, one, lambda *_: None) for one in settings]
             rows.append((name, *map(_tokens, cells)))
     heads = "expands the heaviest nodes", *(f"{one.nodes} nodes, depth {one.k}" for one in settings)
-    return Table(heads, tuple(rows)).markdown()
+    return Table(heads, tuple(rows)).markdown() + whole.sizes
 
 
 def _cut(bench: Seeds, name: str, keep: int, follow: int = 0) -> tuple[str, ...]:
@@ -564,25 +561,20 @@ async def head(bench: Seeds) -> str:
     width, inner, rows = 2048, 8192, []
     torch.manual_seed(SEED)
     shapes = ((width, width + 1024), (width, width), (width, 2 * inner), (inner, width))
-    layer = sum(_seconds(linear, torch.randn(1, shape[0]), torch.randn(shape[::-1])) for shape in shapes)
+    layer = sum(_seconds(partial(linear, torch.randn(1, shape[0]), torch.randn(shape[::-1]))) for shape in shapes)
     x, weights = torch.randn(1, width), torch.randn(128_256, width)
     for kept in (128_256, 65_536, 32_768, 16_384, 8_192):
-        logits = _seconds(linear, x, weights[:kept])
-        chances = _seconds(torch.softmax, linear(x, weights[:kept]), -1)
+        logits = _seconds(partial(linear, x, weights[:kept]))
+        chances = _seconds(partial(torch.softmax, linear(x, weights[:kept]), -1))
         step = layer + logits + chances
         times = (f"{1e3 * one:.2f}" for one in (layer, logits, chances, step))
         rows.append((f"{kept:,}", *times, f"{logits / step:.0%}"))
     return Table(("kept", "layer, ms", "head", "softmax", "step", "head's share"), tuple(rows)).markdown()
 
 
-def _seconds(run: Callable[..., object], *given: object) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     """The least of many: other work on the machine makes the others longer."""
-    found = []
-    for _ in range(60):
-        began = time.perf_counter()
-        run(*given)
-        found.append(time.perf_counter() - began)
-    return min(found)
+    return min(timeit.repeat(run, number=1, repeat=60))
 
 
 @table("eagle", "eagle.md", *PAIR[::2], "drafter-eagle")
@@ -591,8 +583,8 @@ async def eagle(bench: Seeds) -> str:
     ways = {"slem": (0.0, (0, 32)), "seeded": (1.0, (0, 32)), "standard": (1.0, (0, 32))}
     settings = {
         (name, keep): {
-            f"`{method}`, {'tree of 32' if nodes else 'chain'}, T = {t:g}": replace(
-                Setting(method, name, t, 6, _cut(bench, name, keep) if keep else ()), nodes=nodes, keep=keep
+            f"`{method}`, {'tree of 32' if nodes else 'chain'}, T = {t:g}": Setting(
+                method, name, t, 6, _cut(bench, name, keep) if keep else (), nodes, keep
             )
             for method, (t, sizes) in ways.items()
             for nodes in sizes
@@ -622,7 +614,7 @@ async def formula(bench: Seeds) -> str:
         wanted = sum(a**place for place in range(one.k + 1))
         name = f"`{one.method}`, {short(one.drafter).removeprefix('BUNDLED:').lower()}, {one.temperature:g}"
         rows.append((name, f"{a:.1%}", f"{wanted:.2f}", per_pass(cell)))
-    return Table(("method, drafter, temperature", "α", "formula", "measured"), tuple(rows)).markdown()
+    return Table(("method, drafter, temperature", "α", "formula", "measured"), tuple(rows)).markdown() + bench.sizes
 
 
 def prompts_by_kind(count: int) -> dict[str, list[str]]:
@@ -681,7 +673,7 @@ async def left_to_gain(bench: Seeds) -> str:
             first = percent(_first_tokens(bench, name, some[::2])) if drafts == 1 else ""
             rows.setdefault(line, []).append(("{:.2f} ± {:.2f}".format(*bound), first))
     heads = ("T = 1, K = 5", *(f"{short(name)}: {what}" for name in (A, B) for what in ("tokens per pass", "first")))
-    return Table(heads, tuple((line, *chain(*figures)) for line, figures in rows.items())).markdown()
+    return Table(heads, tuple((line, *chain(*figures)) for line, figures in rows.items())).markdown() + bench.sizes
 
 
 def _rounds(cell: MeasuredSetting) -> tuple[str, str]:

@@ -57,11 +57,11 @@ class Distant:
 
 
 @asynccontextmanager
-async def service(role: str, served: Served, core: int | None, distant: bool) -> AsyncIterator[Distant]:
-    """A target or drafter on a core or all of them, on a host with a link of its own if it is distant; raises
+async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
+    """A target or drafter on a core, on a host with a link of its own if it is distant; raises
     CommandFailed."""
     async with AsyncExitStack() as stack:
-        link, prefix = None, () if core is None else on_core(core)
+        link, prefix = None, on_core(core)
         options = (*(NO_DEFAULTS if role == "target" else ()), *served.options)
         if distant:
             link = (await stack.enter_async_context(network([role])))[role]

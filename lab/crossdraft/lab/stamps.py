@@ -18,14 +18,13 @@ from crossdraft.engine.names import BUNDLED
 
 PAGES, VOCABULARIES = Path("docs"), Path(".ci/vocabularies.py")  # of a checkout
 TABLE = re.compile(r"<!-- bench seeds ([\w-]+): (.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
-FILES = ("*.safetensors", "tokenizer.json")
 
 
 @cache
 def digest_of(model: str | Path) -> str:
     """Of a bundled model's weights and tokenizer, or of a file; OSError if there is none."""
-    found = (path for name in FILES for path in sorted((BUNDLED / model).glob(name)))
-    paths = [model] if isinstance(model, Path) else [*found]
+    folder = BUNDLED / model
+    paths = [model] if isinstance(model, Path) else [*sorted(folder.glob("*.safetensors")), folder / "tokenizer.json"]
     contents = b"".join(path.read_bytes() for path in paths)
     return hashlib.sha256(contents).hexdigest()[:8]
 
