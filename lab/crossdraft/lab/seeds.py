@@ -165,7 +165,7 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
 
     @property
     def sizes(self) -> str:
-        return f"\n{len(self.prompts)} prompts, at most {self.plan.max_tokens} tokens each.\n"
+        return f"\nPrompts: {len(self.prompts)}, at most {self.plan.max_tokens} tokens each.\n"
 
     async def cells(self, settings: Iterable[Setting]) -> dict[Setting, MeasuredSetting]:
         """What each setting makes of the prompts; those that the pair cannot do are missing."""
