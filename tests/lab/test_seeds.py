@@ -205,7 +205,7 @@ def test_shares_of_a_whole_head_are_computed_with_the_table(tmp_path: Path, monk
     monkeypatch.setattr(bench, "_cells", {one: cell_of(one, [(made[one.keep], False)]) for one in settings})
     table = asyncio.run(bench.grid(lines, per_pass, "kept", "all")).split("\n\n")
     assert table[0].splitlines()[2:] == ["| all | 3.00 ± 0.00 |", "| half | 2.40 ± 0.00 |"]
-    assert table[1] == "Prompts: 50, at most 64 tokens each."
+    assert table[1] == "Prompts: 50, at most 48 tokens each."
     assert "of the line 'all'" in table[2]
     assert table[3].splitlines() == ["| kept | T = 0 |", "| --- | --- |", "| half | 80%; 70% |"]
 

