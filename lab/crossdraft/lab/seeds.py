@@ -556,9 +556,10 @@ def _cut(bench: Seeds, name: str, keep: int, follow: int = 0) -> tuple[str, ...]
 @table("head", "fr-spec.md")
 async def head(bench: Seeds) -> str:
     """Figure 6: a layer of Llama-3.2-1B's shape, and head and softmax over N of 128,256 ids, one token at a time; on
-    the CPU in float32, and on a GPU, if there is one, in bfloat16."""
+    a thread in float32, and on a GPU, if there is one, in bfloat16."""
     width, inner, rows = 2048, 8192, []
     torch.manual_seed(SEED)
+    torch.set_num_threads(1)
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16))[: 1 + torch.cuda.is_available()]:
         made = partial(torch.randn, device=device, dtype=dtype)
         shapes = ((width, width + 1024), (width, width), (width, 2 * inner), (inner, width))

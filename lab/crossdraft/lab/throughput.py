@@ -463,7 +463,7 @@ class Ours:
                 moments.append(time.monotonic())
         if generation.statistics is None or not moments:
             raise CommandFailed("an output ended without a token or without its statistics")
-        return Output(asked, tuple(moments), moments[-1], generation.ids, generation.statistics)
+        return Output(asked, tuple(moments), moments[-1], tuple(generation.ids), generation.statistics)
 
 
 class Theirs:
