@@ -93,8 +93,9 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
         "processor, s": lambda made: f"{made.processor:.0f}",
     }
 
-    def __init__(self, plan: SeedsPlan) -> None:
+    def __init__(self, plan: SeedsPlan, at_once: int = AcceptancePlan.concurrency) -> None:
         super().__init__(plan)
+        self._at_once = at_once  # generations
         self._cells: dict[Setting, MeasuredSetting] = {}
         plan.work.mkdir(parents=True, exist_ok=True)
 
@@ -161,8 +162,8 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
 
     @property
     def acceptance(self) -> AcceptancePlan:
-        plan = self.plan
-        return AcceptancePlan(plan.prompts, plan.limit, plan.target, max_tokens=plan.max_tokens)
+        models, most = (self.plan.prompts, self.plan.limit, self.plan.target), self.plan.max_tokens
+        return AcceptancePlan(*models, max_tokens=most, concurrency=self._at_once)
 
     @property
     def sizes(self) -> str:
@@ -582,28 +583,26 @@ def _seconds(run: Callable[[], Tensor]) -> float:
 @table("eagle", "eagle.md", *PAIR[::2], "drafter-eagle")
 async def eagle(bench: Seeds) -> str:
     """All prompts: a drafter that reads the target's states, its head whole and cut, beside one that does not."""
-    ways = {"slem": (0.0, (0, 32)), "seeded": (1.0, (0, 32)), "standard": (1.0, (0, 32))}
-    settings = {
-        (name, keep): {
+    lines = {
+        f"{short(name)}, {keep or 'all'}": {
             f"`{method}`, {'tree of 32' if nodes else 'chain'}, T = {t:g}": Setting(
                 method, name, t, 6, _cut(bench, name, keep) if keep else (), nodes, keep
             )
-            for method, (t, sizes) in ways.items()
-            for nodes in sizes
+            for method, t in (("slem", 0.0), ("seeded", 1.0), ("standard", 1.0))
+            for nodes in (0, 32)
             if not keep or method == "slem"
         }
         for name, keep in ((B, 0), (EAGLE, 0), (EAGLE, 2048), (EAGLE, 1024), (EAGLE, 512))
     }
-    lines = {f"{short(name)}, {keep or 'all'}": row for (name, keep), row in settings.items()}
-    return await Seeds(replace(bench.plan, limit=None)).grid(lines, _step, "drafter, kept ids", "EAGLE, all")
+    tokens = await Seeds(replace(bench.plan, limit=None)).grid(lines, _tokens, "drafter, kept ids", "EAGLE, all")
+    greedy = {name: {head: one for head, one in row.items() if not one.temperature} for name, row in lines.items()}
+    alone = Seeds(replace(bench.plan, limit=4), 1)
+    steps = await alone.grid(greedy, lambda cell: f"{1e3 * cell.step_seconds:.2f}", "ms of the drafter a step, alone")
+    return f"{tokens}\n{steps}"
 
 
 def _tokens(cell: MeasuredSetting) -> str:
     return f"{per_pass(cell)}; {without_repeats(cell)}"
-
-
-def _step(cell: MeasuredSetting) -> str:
-    return f"{_tokens(cell)}; {1e3 * cell.step_seconds:.2f} ms"
 
 
 # The guide, and what is left to gain.
