@@ -16,7 +16,7 @@ class StartedServices:
     """What is started where no URL is given."""
 
     delay_ms: tuple[float, ...] = option(
-        (), f"Emulate a network with this one-way delay to the drafter; {COMMAS}: in turn.", min=0, max=60_000
+        (), f"One-way delay to the drafter, emulated; {COMMAS}: in turn.", min=0, max=60_000, metavar="MS"
     )
     target_model: str = option(ModelNames.target, TO_START.format("Target"))
     drafter_model: str = option(ModelNames.drafter, TO_START.format("Drafter"))
