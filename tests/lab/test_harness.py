@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from crossdraft.audit.statistics import fit_of
 from crossdraft.cli.running import CommandFailed, ProgressCounter, UsageError
-from crossdraft.lab import harness
 from crossdraft.lab.harness import Benchmark, Ratio, Timed, in_turns, speed_of, speed_ratio
 
 
@@ -30,7 +30,6 @@ class Squares(Benchmark[SquaresPlan, Square]):
 
     columns = {"number": lambda one: one.number, "square": lambda one: f"{one.square:.1f}"}  # noqa: RUF012
     title = "Squares"
-    needs_statistics = True
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Square, None]:
         for number in range(self.plan.count):
@@ -56,14 +55,9 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "out.json").read_text())["results"]) == 3
 
 
-def test_files_are_checked_and_a_missing_scipy_is_said_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_checked_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such folder"):
         Squares(SquaresPlan(5)).run(tmp_path / "none" / "out.json")
-    monkeypatch.setattr(harness, "find_spec", lambda name: None)
-    with pytest.raises(CommandFailed, match=r"pip install -c constraints.txt -e '\.\[bench\]'"):
-        Squares(SquaresPlan(5)).run()
 
 
 async def test_configurations_take_turns_so_that_each_comes_after_each_other_one() -> None:
@@ -89,6 +83,17 @@ def test_pairs_that_agree_leave_no_doubt_however_they_differ_from_each_other() -
     others = [Timed(100, 1.0), Timed(10, 1.0), Timed(300, 7.0)]
     twice = [Timed(run.tokens, run.seconds / 2) for run in others]
     assert speed_ratio(twice, others) == Ratio(pytest.approx(2), pytest.approx(2), pytest.approx(2))
+
+
+def test_an_interval_is_that_of_prompts_drawn_again() -> None:
+    random = np.random.default_rng(1)
+    ours = [Timed(int(tokens), 1.0) for tokens in random.integers(50, 150, 40)]
+    found = speed_ratio(ours, [Timed(100, 1.0)] * 40)
+    wanted = stats.bootstrap([[one.tokens / 100 for one in ours]], np.mean, method="percentile", rng=2)
+    assert (found.low, found.high) == pytest.approx(tuple(wanted.confidence_interval), abs=0.02)
+    assert found.low < found.value < found.high
+    (alone, *_) = ours
+    assert speed_ratio([alone], [alone]) == Ratio(1.0, 1.0, 1.0)
 
 
 def test_only_pairs_are_compared() -> None:

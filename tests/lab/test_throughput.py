@@ -40,7 +40,7 @@ def made(*moments: float, asked: float = 0.0, **counted: float) -> Output:
 
 def plan(**changed: Any) -> Throughput:
     """Of one output at once, unless something else is said."""
-    return Throughput(replace(ThroughputPlan(way=("plain",), concurrency="2", tokens=4), **changed))
+    return Throughput(replace(ThroughputPlan(way=("plain",), concurrency=(2,), tokens=4), **changed))
 
 
 def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
@@ -63,12 +63,27 @@ def test_what_services_and_pipelines_count_is_summed_up() -> None:
     assert (found.sessions, found.forward_ms, found.busy) == (2.5, 1250, 0.5)
 
 
+def test_outputs_that_repeat_themselves_are_counted_and_left_out_beside_all() -> None:
+    repeating = replace(made(*range(1, 9), passes=2), ids=(1, 2, 3, 4) * 2)
+    other = replace(made(*range(2, 18, 2), passes=4), ids=tuple(range(8)))
+    found = measured("plain", 2, [RunResult((repeating, other), 20.0, Work())])
+    assert (found.repeating, found.tokens_per_pass, found.others_per_pass) == (1, 16 / 6, 2.0)
+    assert found.others_per_token_ms is not None
+    assert found.others_per_token_ms.p50 == 2000
+    assert [throughput.SPEEDS["without repeats: p50"](found), throughput.WORK["without repeats"](found)] == [
+        "2000.0 (1)",
+        "2.00",
+    ]
+    alone = measured("plain", 1, [RunResult((repeating,), 20.0, Work())])
+    assert (alone.others_per_token_ms, throughput.SPEEDS["without repeats: p50"](alone)) == (None, " (1)")
+
+
 def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -> None:
     far = replace(BOUND, device="cuda:0", cuda_graph_sizes=(1, 8), cache_mib=8192)
     near = replace(BOUND, quantization="int8")
     there, here = (
-        plan(way=("tree",), engine=far, concurrency="1,16", tokens=64),
-        plan(way=("crossdraft", "plain"), engine=near, clients_at=20.0, concurrency="300"),
+        plan(way=("tree",), engine=far, concurrency=(1, 16), tokens=64),
+        plan(way=("crossdraft", "plain"), engine=near, clients_at=20.0, concurrency=(300,)),
     )
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)
@@ -128,11 +143,7 @@ def test_numbers_of_clients_are_doubled_and_then_halved(most: int, tried: list[i
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        *({"way": ("vllm",)}, {"way": ()}, {"concurrency": "0"}, {"concurrency": "many"}, {"method": "none"}),
-        {"temperatures": (0.0, -1.0)},
-    ],
+    "changed", [*({"way": ("vllm",)}, {"way": ()}, {"method": "none"}), {"temperatures": (0.0, -1.0)}]
 )
 def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(UsageError):

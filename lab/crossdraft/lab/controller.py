@@ -29,17 +29,7 @@ from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ControllerPlan
 from crossdraft.lab.emulation.steps import Emulation, Pace
-from crossdraft.lab.harness import (
-    Benchmark,
-    Ratio,
-    Timed,
-    drafts_accepted,
-    in_turns,
-    numbers_of,
-    optional,
-    speed_of,
-    speed_ratio,
-)
+from crossdraft.lab.harness import Benchmark, Ratio, Timed, drafts_accepted, in_turns, optional, speed_of, speed_ratio
 from crossdraft.lab.models import write_free
 from crossdraft.lab.services import Distant, Served, service
 from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of, sampled
@@ -273,7 +263,6 @@ class Floor:
 class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
     """The grid: every cell with all choices in turns."""
 
-    needs_statistics: ClassVar[bool] = True
     unit: ClassVar[str] = "comparisons"
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
     title: ClassVar[str] = "Tokens a second, and auto's speed as a ratio [95 %]"
@@ -296,30 +285,16 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
     }
 
     @cached_property
-    def dimensions(self) -> tuple[tuple[Any, ...], ...]:
-        """Values of outputs, acceptance, pass, round trip and method; raises UsageError."""
-        plan = self.plan
-        methods = tuple(plan.methods.split(","))
-        with checked_options():
-            for method in methods:
-                method_named(method)
-        return (
-            numbers_of("--outputs", plan.outputs, 1, 1024, int),
-            numbers_of("--acceptance", plan.acceptance, 0, 1),
-            numbers_of("--pass-ms", plan.pass_ms, 0.1, 10_000),
-            numbers_of("--trip-ms", plan.trip_ms, 0, 10_000),
-            methods,
-        )
-
-    @cached_property
     def comparisons(self) -> list[ControllerConditions]:
-        """In their order; raises UsageError."""
-        cells = covering(self.dimensions)
-        if self.plan.all_cells:
-            cells += [one for one in product(*self.dimensions) if one not in cells]
+        """In their order."""
+        plan = self.plan
+        dimensions = plan.outputs, plan.acceptance, plan.pass_ms, plan.trip_ms, plan.methods
+        cells = covering(dimensions)
+        if plan.all_cells:
+            cells += [one for one in product(*dimensions) if one not in cells]
         return [
             ControllerConditions(method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
-            for outputs, acceptance, pass_ms, trip_ms, method in cells[: self.plan.cells]
+            for outputs, acceptance, pass_ms, trip_ms, method in cells[: plan.cells]
         ]
 
     @property
@@ -329,7 +304,8 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
     def check(self) -> None:
         with checked_options():
             Pace.parsed(self.plan.drafter_pace)
-        _ = self.dimensions  # which raises UsageError
+            for method in self.plan.methods:
+                method_named(method)
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[Compared, None]:
         async with AsyncExitStack() as stack:

@@ -5,8 +5,7 @@ and its `report` says which tables show them. The harness checks options and fil
 on stderr, writes the results whenever there is one more (an interrupted run keeps what it has) and prints the tables.
 
 Configurations that are compared take turns (`in_turns`), so that a machine that gets slower or faster meanwhile does
-so for all of them alike. Ratios of their speeds have bootstrap intervals (`speed_ratio`), which are scipy's: the extra
-`bench` installs it.
+so for all of them alike. Ratios of their speeds have bootstrap intervals (`speed_ratio`).
 """
 
 import json
@@ -18,7 +17,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -27,42 +25,19 @@ import numpy.typing as npt
 import uvloop
 
 from crossdraft.cli.measuring import SEED, Columns, Table, print_table
-from crossdraft.cli.running import (
-    CommandFailed,
-    ProgressCounter,
-    Run,
-    UsageError,
-    check_output,
-    counted,
-    needs_extra,
-    run_to_end,
-    write_text,
-)
+from crossdraft.cli.running import ProgressCounter, Run, check_output, counted, run_to_end, write_text
 from crossdraft.client import Statistics
 from crossdraft.client.api import software
 
 Planned = TypeVar("Planned")
 Result = TypeVar("Result")
 Configuration = TypeVar("Configuration")
-Number = TypeVar("Number", float, int)
 Floats = npt.NDArray[np.float64]
 
 
 def optional(value: float | None, form: str) -> str:
     """A figure in this format; nothing where there is none."""
     return "" if value is None else format(value, form)
-
-
-def numbers_of(option: str, text: str, least: float, most: float, kind: type[Number] = float) -> tuple[Number, ...]:  # type: ignore[assignment]
-    """Numbers with commas between; raises UsageError."""
-    try:
-        found = tuple(kind(part) for part in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"{option} takes numbers with commas between, such as 1,4,16, got {text}") from error
-    for one in found:
-        if not least <= one <= most:
-            raise UsageError(f"{option} must be between {least:g} and {most:g}, got {one:g}")
-    return found
 
 
 # A benchmark, and the run of one.
@@ -75,7 +50,6 @@ class Benchmark(ABC, Generic[Planned, Result]):
     title: ClassVar[str] = ""  # of the table
     columns: ClassVar[Columns] = {}
     runner: ClassVar[Run] = staticmethod(uvloop.run)
-    needs_statistics: ClassVar[bool] = False  # whether it needs scipy
 
     def __init__(self, plan: Planned) -> None:
         self.plan = plan  # a dataclass: the options of the command
@@ -119,9 +93,6 @@ class Benchmark(ABC, Generic[Planned, Result]):
         for path in (json_path, markdown_path):
             if path is not None:
                 check_output(path)
-        # It takes a moment to import, and so only what needs it does.
-        if self.needs_statistics and find_spec("scipy") is None:
-            raise CommandFailed(f"this benchmark {needs_extra('bench')}")
         self.check()
         results: list[Result] = []
 
@@ -218,22 +189,12 @@ def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
     """Of all tokens over all time, ours and others'; runs at the same place are of the same prompt."""
     if len(ours) != len(others) or not ours:
         raise ValueError(f"runs are compared in pairs, at least one: {len(ours)} and {len(others)} were given")
-    samples = [np.array([(run.tokens, run.seconds) for run in runs], dtype=np.float64).T for runs in (ours, others)]
-
-    def ratio(tokens: Floats, seconds: Floats, others_tokens: Floats, others_seconds: Floats, axis: int = -1) -> Floats:
-        ours_ = tokens.sum(axis) / seconds.sum(axis)
-        found: Floats = ours_ / (others_tokens.sum(axis) / others_seconds.sum(axis))
-        return found
-
-    columns = [column for sample in samples for column in sample]
-    value = float(ratio(*columns))
-    if len(ours) == 1:  # every draw is this prompt
-        return Ratio(value, value, value)
-    from scipy import stats
-
-    rng = np.random.default_rng(SEED)
-    found = stats.bootstrap(columns, ratio, paired=True, n_resamples=RESAMPLES, method="percentile", rng=rng)
-    return Ratio(value, float(found.confidence_interval.low), float(found.confidence_interval.high))
+    samples = np.array([[(run.tokens, run.seconds) for run in runs] for runs in (ours, others)])
+    drawn = np.random.default_rng(SEED).integers(len(ours), size=(RESAMPLES, len(ours)))
+    tokens, seconds = np.moveaxis(samples[:, [range(len(ours)), *drawn]].sum(2), -1, 0)  # all, then each sample
+    speeds = tokens / seconds
+    value, *others_ = speeds[0] / speeds[1]
+    return Ratio(float(value), *np.quantile(others_, (0.025, 0.975)).tolist())
 
 
 # Cores and processor time of other processes, as Linux counts it.

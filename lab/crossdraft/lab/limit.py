@@ -42,12 +42,8 @@ def first_token(p: Mapping[Letters, float], drafts: Mapping[Letters, float]) -> 
     for token in sorted(p, key=len, reverse=True):
         first = bisect_left(texts, token)
         end = bisect_left(texts, token + AFTER_ALL, first)
-        wanted, had = p[token], np.cumsum(left[first:end])
-        if first == end:
-            continue
-        served = min(wanted, float(had[-1]))
-        taken = np.diff(np.minimum(had, served), prepend=0.0)
-        left[first:end] -= taken
+        served = min(p[token], float(left[first:end].sum()))
+        left[first:end] -= np.diff(np.minimum(np.cumsum(left[first:end]), served), prepend=0.0)
         total += served
     return total
 
@@ -167,12 +163,10 @@ def texts_of(
     following: list[tuple[Letters, tuple[int, ...], float]] = [(NOTHING, (), 1.0)]
     left = 0.0
     for depth in range(k):
-        if not following:
-            break
         heavy = [one for one in following if one[2] > OPEN or not depth]
         left += sum(mass for _, _, mass in following) - sum(mass for _, _, mass in heavy)
         if not heavy:
-            return leaves, left
+            break
         rows = drafter.rows([(*drafter.ids(context), *path) for _, path, _ in heavy])
         following = []
         for (text, path, mass), after in zip(heavy, rows, strict=True):

@@ -9,11 +9,10 @@ from crossdraft.cli.running import checked_options
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.lab.emulation import EmulatedHost, network
 from crossdraft.lab.emulation.steps import Emulation
-from crossdraft.lab.harness import numbers_of, on_core
+from crossdraft.lab.harness import on_core
 
 # Of a target that is measured: its requests get what they ask for, and nothing of the model's own.
 NO_DEFAULTS = ("--generation-config", "vllm")
-LONGEST_DELAY = 60_000  # ms of a message on an emulated network
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,6 @@ class Served:
         return (*self.engine.arguments, *pace, *noise)
 
 
-def delays_of(text: str) -> tuple[float, ...]:
-    """Milliseconds with commas between; raises UsageError if the emulated network cannot have them."""
-    return numbers_of("--delay-ms", text, 0, LONGEST_DELAY)
-
-
 # A core for each model, the drafter at a distance.
 
 
@@ -63,11 +57,11 @@ class Distant:
 
 
 @asynccontextmanager
-async def service(role: str, served: Served, core: int | None, distant: bool) -> AsyncIterator[Distant]:
-    """A target or drafter on a core or all of them, on a host with a link of its own if it is distant; raises
+async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
+    """A target or drafter on a core, on a host with a link of its own if it is distant; raises
     CommandFailed."""
     async with AsyncExitStack() as stack:
-        link, prefix = None, () if core is None else on_core(core)
+        link, prefix = None, on_core(core)
         options = (*(NO_DEFAULTS if role == "target" else ()), *served.options)
         if distant:
             link = (await stack.enter_async_context(network([role])))[role]

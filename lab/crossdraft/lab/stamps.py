@@ -1,8 +1,9 @@
 """Tables in pages that `crossdraft bench seeds` writes, and what each was measured with.
 
 A table stands between two lines of its page, `<!-- bench seeds NAME: STAMP -->` and `<!-- end -->`. The stamp has the
-day, and a digest of the weights and tokenizer of each model, such as `drafter-b 0123abcd`. `python -m
-crossdraft.lab.stamps` fails if a bundled model has other ones now.
+day, and a digest of the weights and tokenizer of each model, such as `drafter-b 0123abcd`, or of the file of a real
+vocabulary. `python -m crossdraft.lab.stamps` fails if a bundled model has other ones now, or `make vocabularies` makes
+another file.
 """
 
 import hashlib
@@ -11,18 +12,19 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from runpy import run_path
 
 from crossdraft.engine.names import BUNDLED
 
-PAGES = Path("docs")
+PAGES, VOCABULARIES = Path("docs"), Path(".ci/vocabularies.py")  # of a checkout
 TABLE = re.compile(r"<!-- bench seeds ([\w-]+): (.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
-FILES = ("model.safetensors", "tokenizer.json")
 
 
 @cache
 def digest_of(model: str | Path) -> str:
     """Of a bundled model's weights and tokenizer, or of a file; OSError if there is none."""
-    paths = [model] if isinstance(model, Path) else [BUNDLED / model / name for name in FILES]
+    folder = BUNDLED / model
+    paths = [model] if isinstance(model, Path) else [*sorted(folder.glob("*.safetensors")), folder / "tokenizer.json"]
     contents = b"".join(path.read_bytes() for path in paths)
     return hashlib.sha256(contents).hexdigest()[:8]
 
@@ -43,12 +45,13 @@ def replaced(page: str, name: str, stamp: str, text: str) -> str:
 
 def outdated(pages: Path = PAGES) -> Iterator[str]:
     """What is wrong with the stamps of a folder's pages, a line each."""
-    bundled = {path.name for path in BUNDLED.iterdir() if path.is_dir()}
+    now = {path.name: digest_of(path.name) for path in BUNDLED.iterdir() if path.is_dir()}
+    now |= run_path(str(VOCABULARIES))["DIGESTS"]
     for path in sorted(pages.glob("*.md")):
         for name, stamp, _ in TABLE.findall(path.read_text(encoding="utf-8")):
             for model, digest in (part.split(" ", 1) for part in stamp.split(", ")[1:]):
-                if model in bundled and digest != digest_of(model):
-                    yield f"{path}: {name} was measured with {model} {digest}, which is {digest_of(model)} now"
+                if digest != now.get(model):
+                    yield f"{path}: {name} was measured with {model} {digest}, which is {now.get(model)} now"
 
 
 if __name__ == "__main__":

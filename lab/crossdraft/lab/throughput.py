@@ -14,12 +14,11 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 
-from crossdraft.cli.measuring import Columns, Table, total_of
+from crossdraft.cli.measuring import Columns, Table, repeats, total_of
 from crossdraft.cli.processes import patience
 from crossdraft.cli.running import CommandFailed, ProgressCounter, UsageError, checked_options
 from crossdraft.cli.serve import faults_of_models
@@ -30,7 +29,7 @@ from crossdraft.config.service import SessionOptions
 from crossdraft.drafter.service import ServeDrafter
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ThroughputPlan
-from crossdraft.lab.harness import in_turns, numbers_of, optional, processor_seconds
+from crossdraft.lab.harness import in_turns, optional, processor_seconds
 from crossdraft.lab.outputs import MILLISECONDS, Latencies, Output, Spread, latencies_of, ratio
 from crossdraft.lab.transformers_peer import AssistedGeneration
 from crossdraft.lab.workload import Prompted, gathered
@@ -97,7 +96,10 @@ class ThroughputResult(Latencies):
     seconds: float
     tokens_per_second: float
     streaming: float | None  # tokens/s while all outputs were under way and had begun; None: there was no such time
+    repeating: int  # outputs that repeat themselves
+    others_per_token_ms: Spread | None  # per_token_ms of the others
     tokens_per_pass: float | None
+    others_per_pass: float | None  # tokens_per_pass of outputs that do not repeat themselves
     acceptance: float | None  # of the judged tokens; None: none was judged
     sessions: float | None  # in a forward of the target, mean
     forward_ms: float | None  # mean, draws included
@@ -115,8 +117,8 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temper
     """Figures of at least one run."""
     outputs = [made for run in runs for made in run.outputs]
     seconds, tokens = sum(run.seconds for run in runs), sum(made.tokens for made in outputs)
-    statistics = [one.figures for one in outputs if isinstance(one.figures, Statistics)]
-    ours = total_of(statistics) if statistics else None
+    others = [one for one in outputs if not repeats(one.ids)]
+    ours, theirs = (_total(some) for some in (outputs, others))
     work = Work(*map(sum, zip(*(astuple(run.work) for run in runs), strict=True)))
     return ThroughputResult(
         configuration=configuration,
@@ -127,7 +129,10 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temper
         tokens_per_second=tokens / seconds,
         streaming=streaming([run.outputs for run in runs]),
         **latencies_of(outputs),
-        tokens_per_pass=ratio(tokens, ours.passes) if ours else None,
+        repeating=len(outputs) - len(others),
+        others_per_token_ms=latencies_of(others)["per_token_ms"],
+        tokens_per_pass=ratio(ours.tokens, ours.passes) if ours else None,
+        others_per_pass=ratio(theirs.tokens, theirs.passes) if theirs else None,
         acceptance=ratio(ours.accepted, ours.accepted + ours.corrected) if ours else None,
         sessions=ratio(work.jobs, work.steps),
         forward_ms=ratio(MILLISECONDS * work.seconds, work.steps),
@@ -139,6 +144,12 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temper
         draft_ms=ratio(MILLISECONDS * ours.drafter_seconds, ours.epochs) if ours and ours.draft_tokens else None,
         temperature=temperature,
     )
+
+
+def _total(outputs: Sequence[Output]) -> Statistics | None:
+    """Of outputs of ours."""
+    found = [one.figures for one in outputs if isinstance(one.figures, Statistics)]
+    return total_of(found) if found else None
 
 
 def streaming(runs: Iterable[Sequence[Output]]) -> float | None:
@@ -170,6 +181,7 @@ SPEEDS: Columns = {
     "first token: p99": lambda one: _quantile(one.first_token_ms, "p99", 0),
     "ms a token: p50": lambda one: _quantile(one.per_token_ms, "p50", 1),
     "a token: p99": lambda one: _quantile(one.per_token_ms, "p99", 1),
+    "without repeats: p50": lambda one: f"{_quantile(one.others_per_token_ms, 'p50', 1)} ({one.repeating})",
     "gaps, ms: p99": lambda one: _quantile(one.between_chunks_ms, "p99", 0),
     "whole output, ms: p50": lambda one: _quantile(one.end_to_end_ms, "p50", 0),
     "whole output: p99": lambda one: _quantile(one.end_to_end_ms, "p99", 0),
@@ -177,6 +189,7 @@ SPEEDS: Columns = {
 WORK: Columns = {
     **NAMES,
     "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
+    "without repeats": lambda one: optional(one.others_per_pass, ".2f"),
     "accepted": lambda one: optional(one.acceptance, ".2f"),
     "sessions a forward": lambda one: optional(one.sessions, ".1f"),
     "ms a forward": lambda one: optional(one.forward_ms, ".2f"),
@@ -246,11 +259,6 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
     unit = "runs"
 
-    @cached_property
-    def at_once(self) -> tuple[int, ...]:
-        """Outputs under way together, each in turn; raises UsageError."""
-        return numbers_of("--concurrency", self.plan.concurrency, 1, 1024, int)
-
     @property
     def theirs(self) -> tuple[int, ...]:
         """Threads of transformers' configurations."""
@@ -259,13 +267,13 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     @property
     def total(self) -> int | None:
         ours = sum(way in self.plan.way for way in (*DRAFTED, CROSSDRAFT_PLAIN))
-        cells = len(self.at_once) * len(self.plan.temperatures) * self.plan.repeat
+        cells = len(self.plan.concurrency) * len(self.plan.temperatures) * self.plan.repeat
         return None if self.plan.clients_at else cells * (ours + len(self.theirs))
 
     @property
     def most_clients(self) -> int:
         """Outputs at once, at most."""
-        return max(self.at_once) * (MORE_CLIENTS if self.plan.clients_at else 1)
+        return max(self.plan.concurrency) * (MORE_CLIENTS if self.plan.clients_at else 1)
 
     @property
     def warm_ups(self) -> tuple[tuple[int, int], ...]:
@@ -273,7 +281,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         costs time once, so all that is measured is done before."""
         if self.plan.engine.device == "cpu":
             return ((ONE_BY_ONE, WARM_UP),)
-        return tuple((count, max(WARM_UP, self.plan.tokens // 2)) for count in self.at_once)
+        return tuple((count, max(WARM_UP, self.plan.tokens // 2)) for count in self.plan.concurrency)
 
     def outputs(self, at_once: int) -> int:
         """Of one run."""
@@ -284,7 +292,6 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         if unknown or not self.plan.way:
             raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
         super().check()
-        assert self.at_once
         with checked_options():
             for temperature in self.plan.temperatures:
                 requested_method(self.request(temperature))
@@ -300,7 +307,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         plan = self.plan
         async with AsyncExitStack() as stack:
             ways, texts = await start(self, stack)
-            needed, wished = self.outputs(max(self.at_once)), self.outputs(self.most_clients)
+            needed, wished = self.outputs(max(self.plan.concurrency)), self.outputs(self.most_clients)
             prompts = prompts_of(texts, needed, plan.prompt_tokens, wished)
             most = min(self.most_clients, len(prompts) // plan.each)
             for one in ways:
@@ -319,7 +326,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
             for options in (self.request(temperature).options for temperature in plan.temperatures):
                 found: list[ThroughputResult] = []
-                for at_once in self.at_once:
+                for at_once in self.plan.concurrency:
                     found += await cell(ways, at_once, options)
                     for result in found[-len(ways) :]:
                         yield result
@@ -456,7 +463,7 @@ class Ours:
                 moments.append(time.monotonic())
         if generation.statistics is None or not moments:
             raise CommandFailed("an output ended without a token or without its statistics")
-        return Output(asked, tuple(moments), moments[-1], figures=generation.statistics)
+        return Output(asked, tuple(moments), moments[-1], tuple(generation.ids), generation.statistics)
 
 
 class Theirs:

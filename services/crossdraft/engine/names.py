@@ -34,7 +34,7 @@ def laboratory(module: str, what: str) -> Any:
     if find_spec(LABORATORY) is None:
         raise ModelLoadError(
             f"{what} is of the laboratory, which is not installed: it is in a checkout of crossdraft, after "
-            "pip install -c constraints.txt -e '.[bench,serve]' there"
+            "pip install -c constraints.txt -e '.[serve]' there"
         )
     return import_module(f"{LABORATORY}.{module}")
 

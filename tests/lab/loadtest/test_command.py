@@ -119,7 +119,7 @@ def test_a_server_that_is_not_there(cli: Cli) -> None:
     [
         (["--method", "nonsense"], "nonsense"),
         (["--temperature", "-1"], "temperature"),
-        (["--delay-ms", "a"], "--delay-ms takes numbers"),
+        (["--delay-ms", "a"], "--delay-ms must be a number"),
         (["--pace-target", "fast"], "a pace is A,B"),
         (["--prompts", "/nowhere"], "cannot read the prompts"),
         (["--json", "/nowhere/report.json"], "cannot write /nowhere/report.json"),

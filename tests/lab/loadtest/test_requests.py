@@ -14,7 +14,7 @@ from crossdraft.types.request import Chat, Message
 
 def asked(count: int, prompts: tuple[str, ...] = ("def f(",), **given: Any) -> list[dict[str, Any]]:
     test = LoadTest(LoadPlan(**given))
-    test.prompts = prompts
+    test.prompts = tuple({"prompt": one} for one in prompts)
     return list(test.requests(count))
 
 
@@ -54,6 +54,18 @@ def test_outputs_are_seeded_where_their_method_is_named_and_takes_a_seed(method:
 
 def test_prompts_take_turns() -> None:
     assert [one["prompt"] for one in asked(5, ("a", "b"))] == ["a", "b", "a", "b", "a"]
+
+
+def test_chats_go_to_the_chat_endpoint_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        '{"text": "Hi"}\n{"messages": [{"role": "system", "content": "A"}, {"role": "user", "content": "B"}]}'
+    )
+    hi, both = LoadTest(LoadPlan(prompts=file, chat=True)).requests(2)
+    assert hi["messages"] == [{"role": "user", "content": "Hi"}]
+    assert both["messages"] == [{"role": "system", "content": "A"}, {"role": "user", "content": "B"}]
+    assert "prompt" not in hi
+    assert [one["prompt"] for one in LoadTest(LoadPlan(prompts=file)).requests(2)] == ["Hi", "A\n\nB"]
 
 
 def test_the_bundled_prompts_have_six_categories_by_turns() -> None:

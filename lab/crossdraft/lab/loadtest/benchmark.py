@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from crossdraft.cli.measuring import Columns, Table
 from crossdraft.cli.processes import base_url, http_server, running
-from crossdraft.cli.prompts import texts_of
+from crossdraft.cli.prompts import read, texts_of
 from crossdraft.cli.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -26,9 +26,10 @@ from crossdraft.lab.loadtest.clients import Body, Stream, http_stream, send
 from crossdraft.lab.loadtest.figures import HOP, ROLES, SEEN, LoadRun
 from crossdraft.lab.loadtest.plan import LoadPlan
 from crossdraft.lab.outputs import Output
-from crossdraft.lab.services import Served, delays_of, service
+from crossdraft.lab.services import Served, service
 from crossdraft.lab.workload import gathered
 from crossdraft.session.models import requested_method
+from crossdraft.types.request import Chat
 from crossdraft.verification.methods import method_named
 
 # Of each stage: its delay in ms, one way, or None where nothing is emulated; how an output is asked for.
@@ -42,10 +43,13 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
 
     @cached_property
-    def prompts(self) -> tuple[str, ...]:
-        """Raises UsageError. Of chats what their messages say: a model without a chat template has no others."""
+    def prompts(self) -> tuple[Body, ...]:
+        """Fields of requests, in turns; raises UsageError. Unless chats are sent, prompts are what their messages say:
+        a model without a chat template has no others."""
         with checked_options():
-            return texts_of(self.plan.prompts)
+            if not self.plan.chat:
+                return tuple({"prompt": one} for one in texts_of(self.plan.prompts))
+            return tuple({"messages": _messages(one.content)} for one in read(self.plan.prompts))
 
     @cached_property
     def like(self) -> Body:
@@ -73,12 +77,12 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
         seeded = plan.method is not None and plan.temperature > 0 and method_named(plan.method).seedable
         for number in range(count):
             seed = {"seed": plan.seed + number} if seeded else {}
-            yield {**self.like, "prompt": self.prompts[number % len(self.prompts)], **seed}
+            yield {**self.like, **self.prompts[number % len(self.prompts)], **seed}
 
-    @cached_property
+    @property
     def delays(self) -> tuple[float, ...]:
-        """To the drafter, in ms, one way; raises UsageError."""
-        return delays_of(self.plan.services.delay_ms or "0")
+        """To the drafter, in ms, one way."""
+        return self.plan.services.delay_ms or (0.0,)
 
     @cached_property
     def models(self) -> dict[str, Served]:
@@ -100,9 +104,9 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
     def check(self) -> None:
         if self.plan.url:
             base_url(self.plan.url)
-            if self.plan.services.delay_ms is not None:
+            if self.plan.services.delay_ms:
                 raise UsageError("--delay-ms needs services that this command starts: leave out --url")
-        _ = self.delays, self.models, self.prompts, self.like  # which raise UsageError
+        _ = self.models, self.prompts, self.like  # which raise UsageError
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[LoadRun, None]:
         async with aclosing(self.stages()) as stages:
@@ -131,7 +135,7 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
         services that run throughout; raises CommandFailed."""
         try:
             if self.plan.url:
-                async with http_stream(base_url(self.plan.url), self.plan.api_key) as stream:
+                async with http_stream(base_url(self.plan.url), self.plan.api_key, self.plan.chat) as stream:
                     yield None, stream
                 return
             async with (
@@ -141,7 +145,10 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
                 for delay in self.delays:
                     await drafter.delay(delay)
                     server = http_server(target.address, drafter.address, self.plan.clients)
-                    async with running([server]) as (front,), http_stream(f"http://{front.address}") as stream:
+                    async with (
+                        running([server]) as (front,),
+                        http_stream(f"http://{front.address}", chat=self.plan.chat) as stream,
+                    ):
                         yield delay if any(self.delays) else None, stream
         except ImportError as error:
             raise CommandFailed(f"a load test {needs_extra('http')}") from error
@@ -162,6 +169,13 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
     def finish(self, results: Sequence[LoadRun]) -> None:
         if not any(run.requests > sum(run.errors.values()) for run in results):
             raise CommandFailed("no request was answered")
+
+
+def _messages(content: str | Chat) -> list[Body]:
+    """As the API has them."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    return [{"role": one.role, "content": one.content, **one.more} for one in content.messages]
 
 
 def _given(**fields: Any) -> Body:

@@ -61,8 +61,10 @@ async def send(
 
 
 @asynccontextmanager
-async def http_stream(base: str, key: str = "") -> AsyncIterator[Stream]:
+async def http_stream(base: str, key: str = "", chat: bool = False) -> AsyncIterator[Stream]:
     """Of a server of crossdraft's by its URL without `/v1`; connections are kept, one request at a time on each.
+
+    Requests have a `prompt`, or are chats with `messages`.
 
     Raises:
         ImportError: there is no aiohttp.
@@ -76,7 +78,7 @@ async def http_stream(base: str, key: str = "") -> AsyncIterator[Stream]:
         read_bufsize=LONGEST_LINE // 2,  # a line may have twice as many
     )
     async with session:
-        yield partial(_streamed, session, f"{base}/v1/completions")
+        yield partial(_streamed, session, f"{base}/v1/{'chat/' * chat}completions")
 
 
 async def _streamed(session: Any, url: str, asked: Body) -> Pieces:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from crossdraft.config.commands import ModelNames, ServerKey
 from crossdraft.config.engine import STARTED, EngineOptions
-from crossdraft.config.fields import option
+from crossdraft.config.fields import COMMAS, option
 
 PACE = "A {} over n tokens takes at least A + B n ms."
 TO_START = "{} to start: a folder, a hub id, or bundled:NAME."
@@ -15,8 +15,8 @@ TO_START = "{} to start: a folder, a hub id, or bundled:NAME."
 class StartedServices:
     """What is started where no URL is given."""
 
-    delay_ms: str | None = option(
-        None, "Emulate a network with this one-way delay to the drafter; several are tested in turn.", metavar="MS,..."
+    delay_ms: tuple[float, ...] = option(
+        (), f"One-way delay to the drafter, emulated; {COMMAS}: in turn.", min=0, max=60_000, metavar="MS"
     )
     target_model: str = option(ModelNames.target, TO_START.format("Target"))
     drafter_model: str = option(ModelNames.drafter, TO_START.format("Drafter"))
@@ -41,6 +41,9 @@ class LoadPlan(ServerKey):
     seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
     prompts: Path | None = option(
         None, "JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", metavar="FILE"
+    )
+    chat: bool = option(
+        False, "Send them to /v1/chat/completions. A model with a chat template may end a text that is no chat at once."
     )
     max_tokens: int = option(64, "Max tokens to generate.", min=1)
     temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", min=0)

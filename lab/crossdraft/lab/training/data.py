@@ -96,8 +96,7 @@ def _write_round(model: LlamaForCausalLM, pool: TokenPool, number: int) -> tuple
     length = PROMPT_TOKENS[(number // len(TEMPERATURES) + number) % len(PROMPT_TOKENS)]
     temperature = TEMPERATURES[number % len(TEMPERATURES)]
     generator = torch.Generator().manual_seed(SEED + number)
-    starts = np.random.default_rng([SEED, 1, number]).integers(0, len(pool.ids) - length, size=ROWS)
-    ids = torch.from_numpy(np.stack([pool.ids[start : start + length] for start in starts]).astype(np.int64))
+    ids, _ = stream_rows(pool, np.random.default_rng([SEED, 1, number]), ROWS, length)
     cache = StaticCache(config=model.config, max_cache_len=length + NEW_TOKENS)
     latest = ids
     for _ in range(NEW_TOKENS):

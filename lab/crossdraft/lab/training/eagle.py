@@ -21,7 +21,7 @@ from crossdraft.engine.loader import FUSION
 from crossdraft.engine.names import BUNDLED
 from crossdraft.lab.training.corpus import SEED
 from crossdraft.lab.training.data import IGNORED, Rows, document_rows, tokenize
-from crossdraft.lab.training.train import written
+from crossdraft.lab.training.train import descend, optimizers_of, written
 
 NAME = "drafter-eagle"
 MINUTES = 14.0  # of training
@@ -135,13 +135,9 @@ def make(work: Path) -> None:
     texts = {name: written(work, name, TEXT_ROUNDS) for name in ("written", "greedy")}
     pools = {name: tokenize(some, tokenizer, folder / f"{name}-{len(some)}.npz") for name, some in texts.items()}
     layer = build(target)
-    matrices = [one for one in layer.model.model.layers.parameters() if one.ndim == 2] + [layer.fusion]
-    others = [one for one in layer.model.model.layers.parameters() if one.ndim == 1]
-    others += [layer.absent, layer.model.model.norm.weight]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=PEAK_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    model = layer.model.model
+    own = ("fusion", layer.fusion), ("absent", layer.absent), ("norm", model.norm.weight)
+    optimizers = optimizers_of([*model.layers.named_parameters(), *own], 0.05)
     held_out = document_rows(pools["greedy"], np.random.default_rng(1), 48, 320)
     began, step, tokens, seconds = time.thread_time(), 0, 0, 0.0
     while seconds < 60 * MINUTES:
@@ -149,13 +145,7 @@ def make(work: Path) -> None:
         rows = document_rows(pools["written"], rng, ROWS, WINDOW)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = losses(layer, target, rows, rng)
-        loss.backward()
-        nn.utils.clip_grad_norm_(matrices + others, 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = PEAK_RATE * max(LAST_RATE_SHARE, min(1.0, left / 0.7, (step + 1) / WARM_UP_STEPS))
-            optimizer.step()
-            optimizer.zero_grad()
+        descend(optimizers, loss, PEAK_RATE * max(LAST_RATE_SHARE, min(1.0, left / 0.7, (step + 1) / WARM_UP_STEPS)))
         step, tokens, seconds = step + 1, tokens + rows[0].numel(), time.thread_time() - began
         if step % 100 == 0:
             shares = agreement(layer, target, held_out, 6)

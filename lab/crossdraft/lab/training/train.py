@@ -5,7 +5,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -155,31 +155,51 @@ def _judged(model: LlamaForCausalLM, rows: Rows) -> tuple[torch.Tensor, torch.Te
     return model.lm_head(hidden[judged]).float(), following[judged]
 
 
-def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
-    others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
+Optimizers = list[torch.optim.Optimizer]
+
+
+def optimizers_of(weights: Iterable[tuple[str, torch.Tensor]], decay: float) -> Optimizers:
+    """Of weights by name, for the rates that each step sets."""
+    kinds: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+    for name, weight in weights:
+        kinds[weight.ndim == 2 and "embed" not in name].append(weight)
     return [
-        torch.optim.Muon(matrices, lr=recipe.peak_rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=recipe.peak_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        torch.optim.Muon(kinds[True], weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(kinds[False], betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
+
+
+def descend(optimizers: Optimizers, loss: torch.Tensor, rate: float) -> None:
+    """One step of all optimizers."""
+    loss.backward()
+    groups = [group for one in optimizers for group in one.param_groups]
+    nn.utils.clip_grad_norm_([weight for group in groups for weight in group["params"]], 1.0)
+    for group in groups:
+        group["lr"] = rate
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def train(
     recipe: Recipe, model: LlamaForCausalLM, rows_of: Callable[[int], Rows], measured: Measure, folder: Path
 ) -> Progressed:
     """Train `model` in place to the recipe's last step; resumes from `folder`'s checkpoint if there is one."""
-    optimizers = _optimizers(model, recipe)
+    optimizers = optimizers_of(model.named_parameters(), 0.1)
     state = _resume(folder / "checkpoint.pt", model, optimizers)
     while state.step < recipe.steps:
         began = time.monotonic()
         rows = rows_of(state.step)
-        loss = _step(model, optimizers, rows, rate_at(recipe, state.step))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = functional.cross_entropy(*_judged(model, rows))
+        descend(optimizers, loss, rate_at(recipe, state.step))
         state.step += 1
         state.tokens += rows[0].numel()
         state.seconds += time.monotonic() - began
         if state.step % 20 == 0:
             print(
-                f"{recipe.name} step {state.step} of {recipe.steps} loss {loss:.3f} {state.seconds:.0f} s", flush=True
+                f"{recipe.name} step {state.step} of {recipe.steps} loss {loss.item():.3f} {state.seconds:.0f} s",
+                flush=True,
             )
         if state.step % CHECKPOINT_EVERY == 0 or state.step == recipe.steps:
             state.curve.append((state.step, *measured()))
@@ -187,21 +207,7 @@ def train(
     return state
 
 
-def _step(model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], rows: Rows, rate: float) -> float:
-    """One step of all optimizers at `rate`; the loss before it, nats per token."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = functional.cross_entropy(*_judged(model, rows))
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad()
-    return float(loss.item())
-
-
-def _resume(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Progressed:
+def _resume(path: Path, model: nn.Module, optimizers: Optimizers) -> Progressed:
     if not path.exists():
         return Progressed(0, 0.0, 0, [])
     stored = torch.load(path, weights_only=True)
@@ -211,7 +217,7 @@ def _resume(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer
     return Progressed(**stored["state"])
 
 
-def _save(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], state: Progressed) -> None:
+def _save(path: Path, model: nn.Module, optimizers: Optimizers, state: Progressed) -> None:
     stored = {
         "model": model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
