@@ -5,11 +5,13 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from crossdraft.client import Reason
+from crossdraft.config.request import Sampling
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.serving.backend import OutputItem, TraceSpans
 from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
@@ -45,9 +47,9 @@ ECHOED = (
 )  # fmt: skip
 # Fields of a chat that requests may have here by the same names.
 SHARED = (
-    "model", "temperature", "top_p", "stream", "parallel_tool_calls", "metadata", "user", "service_tier", "speculative",
-    "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "seed", "top_k", "min_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "stop", "chat_template_kwargs", "cache_salt",
+    "model", "stream", "parallel_tool_calls", "metadata", "user", "service_tier", "speculative", "safety_identifier",
+    "prompt_cache_key", "prompt_cache_retention", "seed", "stop", "chat_template_kwargs", "cache_salt",
+    *(one.name for one in fields(Sampling)),
 )  # fmt: skip
 
 
