@@ -10,25 +10,24 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
-from crossdraft.client import Reason
+from crossdraft.client import Reason, RequestError
 from crossdraft.config.request import Sampling
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.serving.backend import OutputItem, TraceSpans
-from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
-from crossdraft.serving.http.requests import (
+from crossdraft.serving.http.chats import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Body,
-    ChatBody,
     Effort,
     FunctionBody,
-    JsonSchema,
     Part,
     Text,
     Tokens,
     ToolChoice,
     ToolType,
 )
+from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
+from crossdraft.serving.http.requests import ChatBody, JsonSchema
 from crossdraft.serving.http.responses import PartialOutput
 from crossdraft.text.answers import AnswerParser, Said, What
 
@@ -140,6 +139,11 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
     def chat(self) -> ChatBody:
         """The same as a chat."""
         return self._made
+
+    def field_of(self, error: RequestError) -> str | None:
+        """As of `GenerationBody`, by the names here."""
+        field = self._made.field_of(error) or ""
+        return {"response_format": "text.format"}.get(field, field).replace(".function.", ".") or None
 
     def _as_chat(self) -> dict[str, Any]:
         shape = self.text.format
