@@ -200,7 +200,7 @@ class Endpoint:
             return [reply_of(choice, how.top) for choice in found["choices"]]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             shown = json.dumps(found)[:200]
-            raise CannotBeAudited(f"{self.url} sent a reply that is not OpenAI's ({error!r}): {shown}") from error
+            raise CannotBeAudited(f"{self.url} sent what is not of OpenAI's API ({error!r}): {shown}") from error
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         fault, wait = "", 0.0

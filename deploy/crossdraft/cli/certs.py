@@ -60,7 +60,9 @@ def certs(folder: Path, options: CertsOptions) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
-        raise CommandFailed(f"{error.filename or folder}: {error.strerror}; name a folder to write to") from error
+        raise CommandFailed(
+            f"{error.filename or folder}: {error.strerror}; name a folder that you may write to"
+        ) from error
     ends = f"{authority.certificate.not_valid_after_utc:%Y-%m-%d}"
     print("the CA that exists:" if known else f"made a CA, valid until {ends}:")
     print(f"  {folder}/{CA}.pem: copy it to every host; it is not secret")
@@ -90,7 +92,9 @@ def _wanted(folder: Path, options: CertsOptions) -> Wanted:
     if not given and options.renew:
         raise CommandFailed(f"{folder} has no certificates to renew: make them with --host, without --renew")
     if not given:
-        raise UsageError("name the hosts: --host NAME_OR_ADDRESS, for each one; commas separate names of one")
+        raise UsageError(
+            "name the hosts: --host NAME_OR_ADDRESS; repeat it for more hosts, commas separate names of one"
+        )
     wanted: Wanted = {}
     for name, hosts in given.items():
         path, known, use = folder / f"{name}.pem", Hosts(), "both"
@@ -122,7 +126,9 @@ def _authority(folder: Path) -> Issued:
     certificate, key = folder / f"{CA}.pem", folder / f"{CA}.key"
     for path in (certificate, key):
         if not path.exists():
-            raise CommandFailed(f"{path} is missing, the CA's other file exists: copy it back, or use a new folder")
+            raise CommandFailed(
+                f"{path} is missing, the other file of the CA exists: copy it back, or use a new folder"
+            )
     try:
         ca, signing = x509.load_pem_x509_certificate(certificate.read_bytes()), key.read_bytes()
         found = load_pem_private_key(signing, None)
@@ -171,7 +177,9 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(host))
     except ValueError:
         if not DNS_NAME.fullmatch(host) or host.replace(".", "").isdigit():
-            raise ValueError(f"{host!r} is neither a name nor an address: such as node1 or 10.0.0.1, no port") from None
+            raise ValueError(
+                f"{host!r} is neither a host's name nor an address: give it without port, such as node1 or 10.0.0.1"
+            ) from None
         return x509.DNSName(host)
 
 
