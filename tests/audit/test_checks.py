@@ -8,7 +8,7 @@ import pytest
 
 from crossdraft.audit.checks import NOT_CHECKED, OK, AuditPlan, Result, audit, compared, draw_of
 from crossdraft.audit.endpoint import (
-    LONGEST_WAIT,
+    MAX_WAIT,
     Abilities,
     CannotBeAudited,
     Endpoint,
@@ -153,7 +153,7 @@ async def test_a_busy_endpoint_is_asked_again_when_it_wants(pauses: list[float])
 
     async with Toy(busy=[busy(429, "0"), busy(503, "7"), busy(429, "3600")]).endpoint() as endpoint:
         assert endpoint.retries == 3
-    assert [pause for pause in pauses if pause] == [7, LONGEST_WAIT]
+    assert [pause for pause in pauses if pause] == [7, MAX_WAIT]
     with pytest.raises(CannotBeAudited, match=r"cannot be asked, after 6 attempts: HTTP 429"):
         await audited(PLAN, Toy(busy=[busy(429, "soon")] * 6))
 

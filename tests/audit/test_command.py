@@ -33,7 +33,7 @@ async def url() -> AsyncIterator[str]:
     async with AsyncExitStack() as exits:
         stack = await exits.enter_async_context(serving(("drafter-b",), ()))
         model = LocalModel("demo", (stack.target,), (NamedDrafter("b", (stack.drafters["drafter-b"],)),), ())
-        backend = await exits.enter_async_context(LocalBackend((model,), LocalOptions(64)))
+        backend = await exits.enter_async_context(LocalBackend(model, LocalOptions(64)))
         metrics = Metrics()
         served = await exits.enter_async_context(
             front(MeasuredBackend(backend, metrics), HttpOptions(metrics=metrics.text))

@@ -109,7 +109,7 @@ def test_corpora_without_text(tmp_path: Path, name: str, content: bytes, complai
 
 
 def test_a_line_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(corpora, "MAX_LINE", 1 << 20)
     file = tmp_path / "corpus.jsonl"
     file.write_text('{"text": "' + "a" * (1 << 21) + '"}')
     with pytest.raises(UsageError, match="line 1 is longer than 1 MiB"):

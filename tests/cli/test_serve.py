@@ -86,6 +86,22 @@ def test_a_port_that_is_taken_is_found_before_a_model_is_loaded(cli: Cli, target
         assert ended.err.count("\n") == 1
 
 
+def test_ports_of_one_command_differ(cli: Cli) -> None:
+    own = ("--target-model", "bundled:target", "--drafter-model", "bundled:drafter-a", "--port", "17471")
+    for server, flag in (
+        (("target", "--model", "bundled:target", "--port", "17471"), "--metrics-port"),
+        (("http", *own), "--grpc-port"),
+        (("http", *own), "--target-port"),
+        (("http", *own, "--workers", "2"), "--grpc-port"),
+        (("grpc", *own), "--drafter-port"),
+        (("grpc", *own, "--workers", "2"), "--metrics-port"),
+    ):
+        ended = cli("serve", *server, flag, "17471")
+        assert (ended.code, "are both 17471: give each a port of its own" in ended.err) == (2, True), ended.err
+        assert flag in ended.err
+        assert "loading" not in ended.err
+
+
 def test_a_port_that_is_taken_is_found_before_an_api_looks_for_targets(cli: Cli, target: str) -> None:
     port, needed = target.rpartition(":")[2], ("--model", "toy", "--target", "127.0.0.1:9")
     for server in (
@@ -93,6 +109,7 @@ def test_a_port_that_is_taken_is_found_before_an_api_looks_for_targets(cli: Cli,
         ["http", "--port", "0", "--grpc-port"],
         ["grpc"],
         ["grpc", "--port", "0", "--metrics-port"],
+        ["grpc", "--workers", "2", "--port", "0", "--metrics-port"],
     ):
         given = [*server, port] if len(server) > 1 else [*server, "--port", port]
         ended = cli("serve", *given, *needed)

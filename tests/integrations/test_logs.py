@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from crossdraft.integrations.vllm.logs import FIRST_PAUSE, LONGEST_PAUSE, Seldom, show
+from crossdraft.integrations.vllm.interface import show
+from crossdraft.integrations.vllm.pacing import FIRST_PAUSE, MAX_PAUSE, Seldom
 
 
 def test_lines_say_where_they_come_from_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,4 +32,4 @@ def test_what_comes_again_and_again_is_told_once_a_minute_and_then_less_often(ca
         now += 1.0
     gaps = [later - one for one, later in pairwise(told)]
     assert gaps[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
-    assert gaps[-1] == LONGEST_PAUSE
+    assert gaps[-1] == MAX_PAUSE

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.integrations.vllm.streams import MOST_BEHIND, DrafterFaultError, DraftStream, Guess, Outcome, Pull
+from crossdraft.integrations.vllm.streams import MAX_BEHIND, DrafterFaultError, DraftStream, Guess, Outcome, Pull
 from crossdraft.speculation.choice import DraftSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted
@@ -89,15 +89,15 @@ def test_a_draft_that_the_target_overtook_goes_on_when_it_was_right(stream: Draf
 
 def test_a_drafter_that_is_too_slow_begins_anew(stream: DraftStream) -> None:
     stream.follow(PULL, 0.0)
-    for _ in range(2 * MOST_BEHIND):  # its first reply is under way: nothing is asked twice
+    for _ in range(2 * MAX_BEHIND):  # its first reply is under way: nothing is asked twice
         stream.emitted([4])
         assert stream.follow(PULL, 1.0) == []
     stream.take(drafted(1, 2, 2), 2.0)
     told = []
-    for _ in range(MOST_BEHIND + 1):
+    for _ in range(MAX_BEHIND + 1):
         stream.emitted([4])
         told = stream.follow(PULL, 3.0)
-    assert told == [Draft(2, 2, Letters("c" * (3 * MOST_BEHIND - 1)), 6, 2, first=2)]
+    assert told == [Draft(2, 2, Letters("c" * (3 * MAX_BEHIND - 1)), 6, 2, first=2)]
 
 
 def test_a_draft_that_has_ended_is_not_asked_for_more(stream: DraftStream) -> None:

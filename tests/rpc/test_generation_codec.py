@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.rpc import generation
+from crossdraft.rpc import codec, generation
 from crossdraft.rpc.errors import BadMessage, BadRequest
 from crossdraft.rpc.generation import Committed, Generate
 from crossdraft.session.models import with_defaults
@@ -148,3 +148,12 @@ def test_requests_that_cannot_be(message: pb.GenerateRequest, complaint: str) ->
 def test_what_does_not_fit_its_field(request_: GenerationRequest) -> None:
     with pytest.raises(ValueError, match=r"."):
         generation.encode_request(Generate(request_))
+
+
+def test_defaults_of_sampling_are_unset_and_what_truncates_is_the_drafters_too() -> None:
+    sent = {one.name for one, _ in codec.encode_options(SamplingOptions()).ListFields()}
+    assert sent == {"temperature", "top_p", "repetition_penalty"}  # as older services have these
+    whole = SamplingOptions(
+        0.5, 7, 0.9, 0.1, 1.2, 0.3, 0.4, min_tokens=5, logit_bias=((1, 2.0),), allowed_token_ids=(1,), end_ids=(3,)
+    )
+    assert whole.of_drafter == SamplingOptions(0.5, 7, 0.9, 0.1)

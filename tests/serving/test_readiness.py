@@ -67,7 +67,7 @@ async def test_targets_that_go_and_come_back() -> None:
     await second.start()
     addresses = (first.address, second.address)
     async with (
-        LocalBackend((LocalModel("demo", addresses),)) as outputs,
+        LocalBackend(LocalModel("demo", addresses)) as outputs,
         front(outputs) as served,
         GenerationServer(outputs, Listening(grace_seconds=0)) as server,
         health(server.address) as stub,
@@ -106,7 +106,7 @@ async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() ->
     absent = "drafter none yet: none there"
     async with target() as there:
         model = LocalModel("demo", (there.address,), drafters)
-        async with LocalBackend((model,)) as outputs, front(outputs) as served, asyncio.timeout(60):
+        async with LocalBackend(model) as outputs, front(outputs) as served, asyncio.timeout(60):
             await shown("drafter small: not there yet (unreachable); tried again", absent)
             async with Server(DRAFTER, PuppetService(description=described), Listening(port=port, grace_seconds=0)):
                 await shown(absent)
@@ -122,7 +122,7 @@ async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_i
     await first.start()
     await second.start()
     async with (
-        LocalBackend((LocalModel("demo", (first.address, second.address)),)) as outputs,
+        LocalBackend(LocalModel("demo", (first.address, second.address))) as outputs,
         front(outputs) as served,
         asyncio.timeout(60),
     ):
@@ -140,14 +140,14 @@ async def test_targets_that_differ_from_the_start_have_answered() -> None:
     second = Server(TARGET, other_model(), Listening(port=free_port(), grace_seconds=0))
     async with target() as first, second:
         model = LocalModel("demo", (first.address, second.address))
-        async with LocalBackend((model,)) as outputs, front(outputs) as served:
+        async with LocalBackend(model) as outputs, front(outputs) as served:
             assert "no target could be used since the start" in await becomes(served, 503)
 
 
 async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_the_model_or_not() -> None:
     port = free_port()
     async with (
-        LocalBackend((LocalModel("demo", (f"127.0.0.1:{port}",), aliases=("other",)),)) as outputs,
+        LocalBackend(LocalModel("demo", (f"127.0.0.1:{port}",), aliases=("other",))) as outputs,
         front(outputs) as served,
         asyncio.timeout(60),
     ):

@@ -29,7 +29,7 @@ async def test_a_request_is_found_in_every_services_lines() -> None:
             ngram_server(ServeNgram(listening=AT_ONCE)) as drafter,
         ):
             model = LocalModel("tiny", (target.address,), (NamedDrafter("copy", (drafter.address,)),))
-            async with LocalBackend((model,)) as outputs:
+            async with LocalBackend(model) as outputs:
                 measured = MeasuredBackend(outputs, metrics)
                 for name in ("req-one", "req-two"):
                     async with aclosing(measured.stream(replace(REQUEST, id=name))) as made:

@@ -84,7 +84,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         target = await exits.enter_async_context(await target_server(ServeTarget(options["target"], AT_ONCE)))
         drafter = await exits.enter_async_context(await drafter_server(ServeDrafter(options["drafter-b"], AT_ONCE)))
         model = LocalModel("demo", (target.address,), (NamedDrafter("b", (drafter.address,)),), ("other",))
-        backend = await exits.enter_async_context(LocalBackend((model,), LocalOptions(MAX)))
+        backend = await exits.enter_async_context(LocalBackend(model, LocalOptions(MAX)))
         http = await exits.enter_async_context(front(backend))
         grpc = await exits.enter_async_context(GenerationServer(backend, AT_ONCE))
         client = await exits.enter_async_context(Client(grpc.address))
@@ -430,7 +430,7 @@ async def test_an_echo_is_the_text_of_the_prompt_also_where_its_tokenizer_begins
     async with AsyncExitStack() as exits:
         server = await target_server(ServeTarget(ModelOptions("bundled:drafter-a", budget=64, threads=1), AT_ONCE))
         model = LocalModel("demo", ((await exits.enter_async_context(server)).address,))
-        http = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend((model,)))))
+        http = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(model))))
         for prompt in (PROMPT, f" {PROMPT}", reference.encode(PROMPT)):
             text = prompt if isinstance(prompt, str) else PROMPT
             for logprobs in (None, 0):
@@ -531,10 +531,10 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
     async with AsyncExitStack() as exits:
         ngram = await exits.enter_async_context(ngram_server(ServeNgram(listening=AT_ONCE)))
         named = NamedDrafter("b", (drafter.address,)), NamedDrafter("copies", (ngram.address,))
-        backend = await exits.enter_async_context(LocalBackend([LocalModel("demo", (target.address,), named)]))
+        backend = await exits.enter_async_context(LocalBackend(LocalModel("demo", (target.address,), named)))
         both = await exits.enter_async_context(front(backend))
         for name in ("b", "copies"):
-            await backend._connections["demo", name].open()
+            await backend._connections[name].open()
         asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
         texts, used = set(), []
         for chosen in ("b", "copies", "none", *["auto"] * 4, None):
@@ -577,7 +577,7 @@ async def test_the_bundled_chat_model_calls_tools_says_what_they_answer_and_writ
             )
         ]
         model = LocalModel("chat", (servers[0].address,), (NamedDrafter("b", (servers[1].address,)),))
-        served = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend([model]))))
+        served = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(model))))
         chat = served.openai.chat.completions
         asked: Any = {"model": "chat", "temperature": 0, "max_completion_tokens": 80, "tools": tools}
         for drafter in ("b", "none"):

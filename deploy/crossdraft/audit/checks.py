@@ -82,9 +82,7 @@ class Result:
 async def audit(plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None) -> Result:
     """Runs all checks. Raises CannotBeAudited."""
     if reference is not None and not reference.abilities.top:
-        raise CannotBeAudited(
-            f"the reference {reference.url} reports no log-probabilities, which tell ties from faults"
-        )
+        raise CannotBeAudited(f"the reference {reference.url} reports no log-probabilities, which tell ties")
     if reference is None and not endpoint.abilities.top:
         raise CannotBeAudited(
             f"{endpoint.url} reports no log-probabilities (`logprobs`): start it with them, or compare greedy texts "

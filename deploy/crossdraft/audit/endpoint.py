@@ -27,7 +27,7 @@ NEUTRAL: tuple[dict[str, Any], ...] = (
 BUSY = frozenset({429, 502, 503, 504})
 NO_API = frozenset({404, 405, 501})
 ATTEMPTS = 6
-LONGEST_WAIT = 120.0  # seconds between two attempts
+MAX_WAIT = 120.0  # seconds between two attempts
 DRAFTED = re.compile(  # in /metrics of vLLM and of crossdraft
     r"^(?:vllm:|crossdraft_)spec_decode_num_(draft|accepted)_tokens_total(?:\{.*\})? (\d[\d.]*(?:e\+?\d+)?)",
     re.MULTILINE,
@@ -151,9 +151,7 @@ class Endpoint:
             found = await self._send("GET", "/v1/models", None)
             with suppress(LookupError, TypeError):
                 return str(found["data"][0]["id"])
-        raise CannotBeAudited(
-            f"{self.url} lists no model: is it still starting? If it never does, name it, --served-model-name NAME"
-        )
+        raise CannotBeAudited(f"{self.url} lists no model: is it still starting? Or name it, --served-model-name NAME")
 
     async def _learn(self) -> Abilities:
         """Tries what would be best first. Raises CannotBeAudited."""
@@ -202,9 +200,7 @@ class Endpoint:
             return [reply_of(choice, how.top) for choice in found["choices"]]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             shown = json.dumps(found)[:200]
-            raise CannotBeAudited(
-                f"{self.url} sent a reply that is not of OpenAI's API ({error!r}): {shown}"
-            ) from error
+            raise CannotBeAudited(f"{self.url} sent what is not of OpenAI's API ({error!r}): {shown}") from error
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         fault, wait = "", 0.0
@@ -222,7 +218,7 @@ class Endpoint:
                 if response.status_code not in BUSY:
                     return self._answer(response)
                 fault, said = _shown(response), response.headers.get("Retry-After", "")
-                wait = min(float(said), LONGEST_WAIT) if said.isdecimal() else wait
+                wait = min(float(said), MAX_WAIT) if said.isdecimal() else wait
         raise CannotBeAudited(f"{self.url} cannot be asked, after {ATTEMPTS} attempts: {fault}")
 
     def _answer(self, response: httpx.Response) -> Any:

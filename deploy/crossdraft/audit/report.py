@@ -14,7 +14,7 @@ from crossdraft.audit.statistics import POWER
 FORMAT = 2
 STYLES = {OK: "green", FAULT: "bold red"}
 SHOWN = 8  # differences and tests in the tables; the JSON has all
-WIDEST = 90  # characters of a column
+MAX_WIDTH = 90  # characters of a column
 FEW_DRAFTED = 1000  # draft tokens: with fewer, speculation was hardly tested
 WANTED_ERROR = 0.02  # of a temperature, for which the report says how many samples would find it
 
@@ -95,5 +95,5 @@ def verdict_of(report: Report) -> str:
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
-        table.add_column(heading, overflow="fold", max_width=WIDEST)
+        table.add_column(heading, overflow="fold", max_width=MAX_WIDTH)
     return table

@@ -50,12 +50,8 @@ class Fit:
 
 
 def fit_of(counts: Mapping[int, int], distribution: Probabilities) -> Fit | None:
-    """Compares draws with their distribution; None if there are too few for two cells.
-
-    Args:
-        counts: how often each id was drawn.
-        distribution: probability of each id, shape (V,), sums to one.
-    """
+    """Compares how often each id was drawn with its probability, (V,), which sum to one; None if there are too few
+    draws for two cells."""
     drawn = np.zeros(len(distribution))
     drawn[list(counts)] = list(counts.values())
     total = float(drawn.sum())
@@ -112,10 +108,8 @@ class LawTest:
 
 
 def chi_square(kind: str, where: str, draws: Sequence[Draw]) -> LawTest | None:
-    """Draws at one place against the mean of the reported probabilities; None if they are too few for two cells.
-
-    A mean, because engines report slightly other numbers for the same place in another batch.
-    """
+    """Draws at one place against the mean of the reported probabilities, as engines report slightly other numbers for
+    it in another batch; None if they are too few for two cells."""
     expected: defaultdict[str, float] = defaultdict(float)
     for draw in draws:
         for token, probability in zip((*draw.listed, OTHERS), draw.probabilities, strict=True):

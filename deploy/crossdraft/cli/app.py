@@ -54,15 +54,10 @@ serve = typer.Typer(
 Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input. By default some Python.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
-Corpus = Annotated[
-    Path, typer.Argument(help="A file or a folder of files: plain text, or .jsonl with a `text` on each line.")
-]
+Corpus = Annotated[Path, typer.Argument(help="A file or a folder: plain text, or .jsonl with a `text` on each line.")]
 Tokenizer = Annotated[str, typer.Option(help="A folder, a hub id, or bundled:NAME; only the tokenizer is read.")]
 Cluster = Annotated[
-    str,
-    typer.Option(
-        help="Address of the Ray cluster: auto on one of its nodes, or HOST:PORT as in `ray start --address`."
-    ),
+    str, typer.Option(help="Address of the Ray cluster: auto on one of its nodes, or HOST:PORT as for `ray start`.")
 ]
 
 
@@ -128,10 +123,7 @@ def generate(
     options: RequestOptions,
     as_json: bool = option(False, "Print one JSON object for each token, then one for the whole.", "--json"),
     verbose: bool = option(
-        False,
-        "Say what each of the figures means, and, without --server, what became of each draft token.",
-        "--verbose",
-        "-v",
+        False, "Say what the figures mean, and, without --server, the fate of draft tokens.", "--verbose", "-v"
     ),
 ) -> None:
     """Continue a prompt. Without addresses it starts the bundled models, and ends them afterwards."""
@@ -148,12 +140,8 @@ TOKENIZER = "A folder, a hub id, bundled:NAME, or a file: a tokenizer.json of an
 def inspect(
     target: Annotated[str, typer.Argument(help=TOKENIZER)],
     drafter: Annotated[str, typer.Argument(help=TOKENIZER)],
-    sample: Path | None = option(
-        None, "Sample of the text that will be served; by default Python source code.", metavar="FILE"
-    ),
-    longest: int | None = option(
-        None, "Count combinations for target tokens of at most N letters; by default for all.", min=1, metavar="N"
-    ),
+    sample: Path | None = option(None, "Text like that to be served; by default Python source code.", metavar="FILE"),
+    longest: int | None = option(None, "Count combinations for tokens of at most N letters only.", min=1, metavar="N"),
     plot: bool = option(False, "Also show combinations and forwards by the length of target tokens."),
     as_json: AsJson = False,
 ) -> None:
@@ -171,9 +159,7 @@ def check(
             "random:gemma3_text; random:all: every architecture that transformers has.",
         ),
     ],
-    drafter: str | None = option(
-        None, "Compare greedy outputs, too, with this drafter: a folder, a hub id, or bundled:NAME.", metavar="MODEL"
-    ),
+    drafter: str | None = option(None, "Compare greedy outputs with this drafter, too.", metavar="MODEL"),
     engine: EngineOptions,
     as_json: AsJson = False,
     markdown: Path | None = option(None, "Write the table to this file.", metavar="FILE"),
@@ -185,39 +171,21 @@ def check(
     """
 
 
-@command(app)
+@command(app, runs="crossdraft.cli.select:select")
 def select(
     target: str = option("bundled:target", "A folder, a hub id, bundled:NAME, or HOST:PORT."),
     drafter: list[str] = option(DRAFTERS, f"A folder, a hub id, bundled:NAME, or HOST:PORT; {COMMAS}."),
     prompts: Path | None = option(
-        None,
-        "Prompts like those that will be served: JSON lines, each with a `text`, and perhaps a `category`.",
-        "--prompts",
-        metavar="FILE",
+        None, "Prompts like those to be served: JSON lines with a `text`, and perhaps a `category`.", metavar="FILE"
     ),
     limit: int = option(4, "Max prompts to use.", min=2),
-    method: list[str] | None = option(
-        None, f"Methods to measure, {COMMAS}; by default those that suit the temperature."
-    ),
+    method: list[str] | None = option(None, f"Methods to measure, {COMMAS}; by default what suits the temperature."),
     temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", min=0),
     max_tokens: int = option(48, "Max tokens to generate.", min=1),
     as_json: AsJson = False,
     engine: EngineOptions = STARTED,
 ) -> None:
     """Measure drafters for a target. It says which one to use, and with which method, or that none helps."""
-    from crossdraft.cli import select as module
-    from crossdraft.cli.prompts import prompts_of
-    from crossdraft.cli.running import PROMPTS
-
-    given = prompts_of(prompts, limit) if prompts else ()
-    texts, kinds = tuple(str(one.content) for one in given), tuple(one.category for one in given)
-    methods = tuple(method or ())
-    module.select(
-        module.Selection(
-            target, tuple(drafter), texts or PROMPTS[:limit], methods, temperature, max_tokens, engine, kinds
-        ),
-        as_json,
-    )
 
 
 @command(app, runs="crossdraft.cli.corpus:make_affinity")
@@ -255,9 +223,7 @@ def deploy(
     configuration: Annotated[Path, typer.Argument(help="A YAML file, such as deploy/serve.yaml.")],
     address: Cluster = "auto",
     check: bool = option(False, "Only check the file, and deploy nothing.", "--check"),
-    wait_seconds: float = option(
-        120.0, "Seconds to wait for nodes; those that Ray is setting up are waited for until --timeout.", min=0
-    ),
+    wait_seconds: float = option(120.0, "Seconds to wait for nodes that Ray is not setting up yet.", min=0),
     timeout: float = option(1800.0, "Seconds until everything must serve. Else the command fails and says why.", min=1),
 ) -> None:
     """Serve models on a running Ray cluster, by Ray Serve.

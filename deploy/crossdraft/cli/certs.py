@@ -140,11 +140,8 @@ def _authority(folder: Path) -> Issued:
 
 
 def issued(hosts: Hosts, use: str, days: int, authority: Issued | None = None, now: datetime | None = None) -> Issued:
-    """A certificate with a new key, of a host, signed by a CA; without one a CA, which signs no other CA.
-
-    Raises:
-        ValueError: a name is none, or the CA ends before the certificate would.
-    """
+    """A certificate with a new key, of a host, signed by a CA; without one a CA, which signs no other CA. Raises
+    ValueError: a name is none, or the CA ends before the certificate would."""
     now, key, ca = now or datetime.now(UTC), generate_private_key(SECP256R1()), authority is None
     last = now + timedelta(days=days)
     if authority is not None and last > (ends := authority.certificate.not_valid_after_utc):

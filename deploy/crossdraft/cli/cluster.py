@@ -31,9 +31,7 @@ HEAD_SECONDS = 15.0  # for a head to answer that is reached
 CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of a head
 OTHER_VERSION = "Version mismatch"  # in an error of Ray's
 NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
-NO_CLUSTER = (
-    "no Ray cluster answers at {}: {}; start one with `ray up`, or with `ray start --head` for this machine alone"
-)
+NO_CLUSTER = "no Ray cluster answers at {}: {}; start one with `ray up`, or `ray start --head` for this machine"
 OWN_PYTHON = (
     "run crossdraft with the cluster's own Python: `ray exec CLUSTER.yaml 'crossdraft …'`, or on the head in the "
     "virtual environment that Ray was started from"
@@ -98,8 +96,7 @@ def status(address: str, as_json: bool) -> None:
         replicas = "1 replica" if one.replicas == 1 else f"{one.replicas} replicas"
         print(f"{one.name}: {one.state.lower()}, {replicas} {one.message}".rstrip())
     for one in found.missing:
-        few = f"{one.name}: {one.replicas} of {one.configured} serve"
-        print(f"{few}; the rest is being started, or waits for a node with room")
+        print(f"{one.name}: {one.progress}; the rest is being started, or waits for a node with room")
     for node in found.pending:
         print(f"Ray sets up a node: {node}")
 
@@ -157,9 +154,7 @@ def _cluster(address: str) -> Iterator[None]:
     except (ConnectionError, RuntimeError) as error:
         if OTHER_VERSION in str(error):
             raise CommandFailed(f"{' '.join(str(error).split())}; {OWN_PYTHON}") from error
-        raise CommandFailed(
-            f"{NO_CLUSTER.format(address, str(error).rstrip('.'))}; if it asks for a token, {TOKEN_ADVICE}"
-        ) from error
+        raise CommandFailed(f"{NO_CLUSTER.format(address, str(error).rstrip('.'))}; or {TOKEN_ADVICE}") from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from crossdraft.cli.running import UsageError, checked_options
 from crossdraft.config.fields import COMMAS, KINDS, PREFIX, LeftOut, default_of, fault_of, range_of
+from crossdraft.config.request import ALIASES
 
 LISTED = re.compile(r"([A-Z:]+),(\.\.\.|\1)")  # the metavar of a text with commas: it may be given in parts
 
@@ -87,12 +88,8 @@ def command(
     """Makes a function a command of `group`: its options are its parameters, and the fields of those of a dataclass.
 
     Such dataclasses may hold others. The function itself gets them made, and no value that is out of its range: the
-    text for that is the same in all commands. A tuple of any length is a repeatable option.
-
-    Args:
-        group: where it is added.
-        name: of the command, unless it is the function's.
-        runs: MODULE:FUNCTION of the same parameters, which is imported and called in place of the decorated one.
+    text for that is the same in all commands. A tuple of any length is a repeatable option. What `runs`, a
+    MODULE:FUNCTION of the same parameters, is imported and called in place of the decorated one.
     """
 
     def added(function: Callable[..., None]) -> Callable[..., None]:
@@ -165,7 +162,8 @@ def _option(name: str, type_: Any, default: Any, stated: "Field[Any] | None") ->
         shown = Annotated[shown, *get_args(type_)[1:]]
     if stated is not None:
         said = stated.metadata
-        flags = said["flags"] or ((flag_of(name),) if type_ is bool and not default else ())
+        shorts = [f"-{'-' * (len(one) > 1)}{one}" for one, of in ALIASES.items() if of == name]
+        flags = said["flags"] or ((flag_of(name), *shorts) if shorts or (type_ is bool and not default) else ())
         variable = f"{PREFIX}{name.upper()}" if said["env"] else None
         words = {"metavar": said["metavar"], "hidden": said["hidden"], "envvar": variable}
         limits = range_of(said)

@@ -34,7 +34,7 @@ WINDOW = 8  # target tokens in which two co-occur
 TEMPERATURE = 1e-4  # τ of Eq. 2: covariances are of this size
 DIVISORS = (32, 16, 8, 4, 2)  # of the vocabulary's size: rows of the summary of `frequencies`
 CHUNK = 1 << 18  # characters that are read at once
-LONGEST_LINE = 1 << 26  # characters of a line of a .jsonl file
+MAX_LINE = 1 << 26  # characters of a line of a .jsonl file
 NAMED = 2  # skipped files whose names are printed, at most
 
 
@@ -142,12 +142,8 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
     It comes in parts of `chunk` characters and the rest of their last line, or as much of it again.
 
     A line of a `.jsonl` file is an object whose `text` is a part of its own. Any other file is text itself; what is not
-    UTF-8 or may not be read is skipped from about there to its end, and a note on stderr counts these files.
-
-    Args:
-        path: of the file or folder.
-        doing: label of the progress bar.
-        chunk: characters.
+    UTF-8 or may not be read is skipped from about there to its end, and a note on stderr counts these files. `doing` is
+    the label of the progress bar.
 
     Raises:
         UsageError: there is no corpus at `path` (raised before anything is read), or it has no text, or a line of JSON
@@ -214,10 +210,10 @@ def _plain_texts(opened: TextIO, chunk: int) -> Iterator[str]:
 
 
 def _json_texts(file: Path, opened: TextIO) -> Iterator[str]:
-    for number, line in enumerate(iter(partial(opened.readline, LONGEST_LINE), ""), 1):
+    for number, line in enumerate(iter(partial(opened.readline, MAX_LINE), ""), 1):
         where = f"{file}, line {number}"
-        if len(line) == LONGEST_LINE and not line.endswith("\n"):
-            raise UsageError(f"{where} is longer than {LONGEST_LINE >> 20} MiB: cut its text in parts")
+        if len(line) == MAX_LINE and not line.endswith("\n"):
+            raise UsageError(f"{where} is longer than {MAX_LINE >> 20} MiB: cut its text in parts")
         try:
             record = json.loads(line) if line.strip() else {"text": ""}
         except json.JSONDecodeError as error:

@@ -80,9 +80,7 @@ def demo(
 async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) -> None:
     notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
     if not PADDED:
-        notes.print(
-            "the target is as small as it is: only a checkout can pad it to a larger one's cost", soft_wrap=True
-        )
+        notes.print("the target is as small as it is: only a checkout can pad it to a larger one", soft_wrap=True)
     found = []
     async with (
         services(WhereToGenerate(**(MODELS | vars(engine)))) as (target, drafter),

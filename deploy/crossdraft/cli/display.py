@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 
 from rich.console import Console
@@ -48,20 +48,18 @@ MEANINGS = {  # of rows of figures
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 
 
+@dataclass(eq=False)
 class TextScreen:
     """Text on stdout, coloured on a terminal and unchanged elsewhere; legend and figures on stderr."""
 
-    def __init__(
-        self, out: Console | None = None, notes: Console | None = None, audit: bool = False, verbose: bool = False
-    ) -> None:
-        self._out = out or PlainConsole(highlight=False)
-        self._notes = notes or PlainConsole(stderr=True, highlight=False)
-        self._audit = audit  # whether to show the audit, also if it checked nothing
-        self.verbose = verbose  # whether to say what the figures mean, and what became of draft tokens
+    out: Console = field(default_factory=lambda: PlainConsole(highlight=False))
+    notes: Console = field(default_factory=lambda: PlainConsole(stderr=True, highlight=False))
+    audit: bool = False  # whether to show the audit, also if it checked nothing
+    verbose: bool = False  # whether to say what the figures mean, and what became of draft tokens
 
     def begin(self, prompt: str) -> None:
         """On a terminal the prompt comes first."""
-        if self._out.is_terminal:
+        if self.out.is_terminal:
             self._write(prompt, Style(dim=True))
 
     def token(self, token: Token) -> None:
@@ -69,29 +67,29 @@ class TextScreen:
 
     def end(self, generation: Generated) -> None:
         """The figures, with why the output ended."""
-        self._out.print()
-        self._notes.print()  # text that goes through a pipe may come late: the figures have a line of their own
-        if self._out.color_system is not None:
-            self._notes.print(legend())
+        self.out.print()
+        self.notes.print()  # text that goes through a pipe may come late: the figures have a line of their own
+        if self.out.color_system is not None:
+            self.notes.print(legend())
         if generation.statistics is not None:
             ended = ending(generation.reason, generation.statistics)
-            self._notes.print(figures(generation.statistics, self._audit, ended))
+            self.notes.print(figures(generation.statistics, self.audit, ended))
             for line in meanings(generation.statistics) if self.verbose else ():
-                self._notes.print(Text(line), soft_wrap=True)
+                self.notes.print(Text(line), soft_wrap=True)
         for line in explanation_of(generation) if generation.decisions else ():
-            self._notes.print(Text(line), soft_wrap=True)
+            self.notes.print(Text(line), soft_wrap=True)
 
     def rounds(self, spans: Sequence[Span]) -> None:
         """What became of each draft token."""
         judged = sorted((one for one in spans if one.what is What.JUDGED), key=lambda one: one.begin)
         epochs = groupby(judged, lambda one: one.epoch)
         lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
-        self._notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)
+        self.notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)
 
     def _write(self, text: str, style: Style) -> None:
         # As a segment, because a rich Text would widen tabs and drop carriage returns.
-        shown = text.translate(VISIBLE) if self._out.is_terminal else text
-        self._out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
+        shown = text.translate(VISIBLE) if self.out.is_terminal else text
+        self.out.print(Segments([Segment(shown, style)]), end="", soft_wrap=True)
 
 
 class JsonScreen:

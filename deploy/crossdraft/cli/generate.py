@@ -53,13 +53,7 @@ def named(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generate(request: GenerationRequest, where: WhereToGenerate, as_json: bool, verbose: bool = False) -> None:
-    """Generates and shows it.
-
-    Args:
-        request: what.
-        where: by which services or server.
-        as_json: print JSON.
-        verbose: say what the figures mean, and what became of each draft token.
+    """Generates and shows it, with `verbose` also what the figures mean, and what became of each draft token.
 
     Raises:
         UsageError: options do not go together or are out of their range; a server cannot serve the request, or knows no
@@ -190,11 +184,8 @@ def _with_bundled(where: WhereToGenerate) -> WhereToGenerate:
 
 @asynccontextmanager
 async def services(where: WhereToGenerate) -> AsyncIterator[tuple[str, str | None]]:
-    """Addresses of target and drafter; models of this process run for the time of the block.
-
-    Raises:
-        UsageError, CommandFailed: there is no such model, or it cannot be run so.
-    """
+    """Addresses of target and drafter; models of this process run for the time of the block. Raises UsageError,
+    CommandFailed: there is no such model, or it cannot be run so."""
     drafter = None if where.drafter == NO_DRAFTER else where.drafter
     async with AsyncExitStack() as stack:
         with faults_of_models():
@@ -204,11 +195,7 @@ async def services(where: WhereToGenerate) -> AsyncIterator[tuple[str, str | Non
 
 
 def read_prompt(given: str | None) -> str:
-    """The prompt; `-` is standard input as it is, None the default one.
-
-    Raises:
-        UsageError: it is not UTF-8.
-    """
+    """The prompt; `-` is standard input as it is, None the default one. Raises UsageError: it is not UTF-8."""
     if given is None:
         return DEFAULT_PROMPT
     try:
@@ -224,11 +211,7 @@ def _checked_text(given: str) -> str:
 
 
 def _biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:
-    """The pairs of `--logit-bias ID:BIAS`.
-
-    Raises:
-        UsageError: one of them is not of this form.
-    """
+    """The pairs of `--logit-bias ID:BIAS`. Raises UsageError: one of them is not of this form."""
     biases = []
     for one in given:
         token, _, bias = one.partition(":")

@@ -32,11 +32,8 @@ class Setting:
     controlled: bool = False  # a controller decides how far to draft, and says it; K is of no account
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
-        """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run.
-
-        Raises:
-            ValueError: a value is out of its range.
-        """
+        """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run. Raises
+        ValueError: a value is out of its range."""
         seed = SEED if method_named(self.method).seedable else None
         return [
             GenerationRequest(
@@ -70,15 +67,8 @@ class Skipped:
 
 
 async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
-    """The figures of a generation, which runs to its end here.
-
-    Args:
-        generation: not yet begun.
-        lost: whether its drafter may be lost on the way.
-
-    Raises:
-        CommandFailed: there are no figures, or they would say nothing about the drafter, as it was lost.
-    """
+    """The figures of a generation, which begins and ends here; `lost`: its drafter may be lost on the way. Raises
+    CommandFailed: there are no figures, or they would say nothing about the drafter, as it was lost."""
     async with generation:
         async for _ in generation:
             pass
@@ -86,9 +76,7 @@ async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
     if figures is None:
         raise CommandFailed("a generation ended without its statistics")
     if figures.drafter_lost and not lost:
-        raise CommandFailed(
-            f"the drafter was lost during the measurement (overloaded? measure less at once): {figures.drafter_lost}"
-        )
+        raise CommandFailed(f"the drafter was lost (overloaded? measure less at once): {figures.drafter_lost}")
     return figures
 
 

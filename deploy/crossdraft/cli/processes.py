@@ -66,11 +66,8 @@ class Running:
 
 @asynccontextmanager
 async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
-    """Starts servers side by side; ends them at the end of the block.
-
-    Raises:
-        UsageError, CommandFailed: one of them does not start; the text has the last line of its stderr.
-    """
+    """Starts servers side by side; ends them at the end of the block. Raises UsageError, CommandFailed: one of them
+    does not start; the text has the last line of its stderr."""
     started: list[tuple[str, Process, IO[bytes]]] = []
     try:
         for one in wanted:
@@ -143,11 +140,8 @@ def end_with_stdin() -> None:
 
 
 def base_url(url: str, option: str = "--url") -> str:
-    """The URL of a server without `/v1` and slashes at its end.
-
-    Raises:
-        UsageError: this is not http://HOST[:PORT][/PATH] or the same with https.
-    """
+    """The URL of a server without `/v1` and slashes at its end. Raises UsageError: this is not
+    http://HOST[:PORT][/PATH] or the same with https."""
     complaint = f"{option} must be such as http://127.0.0.1:8000, got {url}"
     try:
         parts = urlsplit(url)

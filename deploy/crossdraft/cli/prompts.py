@@ -31,11 +31,8 @@ class Prompt:
 
 
 def read(path: Path | None = None) -> tuple[Prompt, ...]:
-    """Prompts of a file of JSON lines, or the bundled ones. Of several `turns` only the first is used.
-
-    Raises:
-        ValueError: the file cannot be read, has a line that is no prompt, or has no prompts.
-    """
+    """Prompts of a file of JSON lines, or the bundled ones. Of several `turns` only the first is used. Raises
+    ValueError: the file cannot be read, has a line that is no prompt, or has no prompts."""
     source, name = (BUNDLED, "the bundled prompts") if path is None else (path, str(path))
     try:
         lines = source.read_text(encoding="utf-8").split("\n")
@@ -54,11 +51,8 @@ def texts_of(path: Path | None = None) -> tuple[str, ...]:
 
 
 def prompts_of(path: Path, limit: int | None) -> tuple[Prompt, ...]:
-    """The first `limit` prompts of a file of JSON lines, each with a `text`.
-
-    Raises:
-        UsageError: the file cannot be read, a line is no prompt or is a chat, or there is none.
-    """
+    """The first `limit` prompts of a file of JSON lines, each with a `text`. Raises UsageError: the file cannot be
+    read, a line is no prompt or is a chat, or there is none."""
     with checked_options():
         found = read(path)
     if not all(isinstance(one.content, str) for one in found):

@@ -12,15 +12,23 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import log, sqrt
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from statistics import stdev
 
 from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, print_table, repeats, total_of
 from crossdraft.cli.processes import Wanted, patience, running, threads_each
-from crossdraft.cli.prompts import by_category
-from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, UsageError, checked_options, counted, run_to_end
+from crossdraft.cli.prompts import by_category, prompts_of
+from crossdraft.cli.running import (
+    PROMPTS,
+    STARTS_PROCESSES,
+    ProgressCounter,
+    UsageError,
+    checked_options,
+    counted,
+    run_to_end,
+)
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
-from crossdraft.config.engine import STARTED, EngineOptions
+from crossdraft.config.engine import EngineOptions
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.session.models import fault_of_pair
 from crossdraft.verification.methods import method_named
@@ -54,8 +62,8 @@ class Selection:
     methods: tuple[str, ...]  # none: those that suit the temperature
     temperature: float
     max_tokens: int
-    engine: EngineOptions = STARTED  # of models that are given by name
-    kinds: tuple[str, ...] = ()  # of the prompts
+    engine: EngineOptions  # of models that are given by name
+    kinds: tuple[str, ...]  # of the prompts
 
     @property
     def tried(self) -> tuple[str, ...]:
@@ -86,13 +94,24 @@ class Selection:
                 self.requests(method)
 
 
-def select(selection: Selection, as_json: bool) -> None:
-    """Measures, prints a table or JSON, and says what to use.
-
-    Raises:
-        UsageError: a value is out of its range.
-        CommandFailed: a service does not start, is not there, or fails.
-    """
+def select(
+    target: str,
+    drafter: Sequence[str],
+    prompts: Path | None,
+    limit: int,
+    method: Sequence[str] | None,
+    temperature: float,
+    max_tokens: int,
+    as_json: bool,
+    engine: EngineOptions,
+) -> None:
+    """Measures, prints a table or JSON, and says what to use. Raises UsageError: a value is out of its range;
+    CommandFailed: a service does not start, is not there, or fails."""
+    given = prompts_of(prompts, limit) if prompts else ()
+    texts, kinds = tuple(str(one.content) for one in given), tuple(one.category for one in given)
+    drafters, methods = tuple(drafter), tuple(method or ())
+    texts = texts or PROMPTS[:limit]
+    selection = Selection(target, drafters, texts, methods, temperature, max_tokens, engine, kinds)
     selection.check()
     run_to_end(_select(selection, as_json), STARTS_PROCESSES)
 

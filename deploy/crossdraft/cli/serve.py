@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -31,9 +31,9 @@ from crossdraft.cli.running import (
     ending_at_once,
     needs_extra,
 )
-from crossdraft.cli.workers import Workers, WorkerSettings, reserved
+from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
-from crossdraft.config.api import AnswerOptions, ApiOptions, ServedGrpc, ServedHttp
+from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import (
@@ -56,7 +56,7 @@ from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationServer
-from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
+from crossdraft.serving.limits import GenerationOptions, Keys
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.text.affinity import AffinityMismatch
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from crossdraft.serving.models import Servers
 
 log = logging.getLogger(__name__)
-MIB = 2**20
 Files = TypeVar("Files", TlsFiles, FrontFiles)
 NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
 
@@ -77,7 +76,7 @@ def serve_target(options: ServedTarget) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
     served = ServeTarget(_model_options(only_model(options.model), options, options), _listening(options))
-    _run(_serve(lambda: target_server(served), served.listening), options)
+    _run(lambda: _serve(target_server(served)), options)
 
 
 def serve_drafter(options: ServedDrafter) -> None:
@@ -85,7 +84,7 @@ def serve_drafter(options: ServedDrafter) -> None:
 
     model = _model_options(only_model(options.model), options, options)
     served = ServeDrafter(model, _listening(options), options.affinity)
-    _run(_serve(lambda: drafter_server(served), served.listening), options)
+    _run(lambda: _serve(drafter_server(served)), options)
 
 
 def serve_ngram(options: ServedNgram) -> None:
@@ -94,13 +93,10 @@ def serve_ngram(options: ServedNgram) -> None:
 
     with checked_options():
         served = ServeNgram(part_of(NgramOptions, options), _listening(options))
-    _run(_serve(lambda: ngram_server(served), served.listening), options)
+    _run(lambda: _serve(ngram_server(served)), options)
 
 
-async def _serve(make: Callable[[], Serving | Awaitable[Serving]], listening: Listening) -> None:
-    """A taken port is found before the model is loaded."""
-    listening.check_free()
-    made = make()
+async def _serve(made: Serving | Awaitable[Serving]) -> None:
     await serve_until_signalled(made if isinstance(made, Serving) else await made)
 
 
@@ -116,14 +112,7 @@ def serve_http(api: ServedHttp) -> None:
         limited, local = _limits(api), _local_options(api)
         listening = _front(api, api.port)
         grpc = None if api.grpc_port is None else replace(listening, port=api.grpc_port, limit=REQUEST_LIMIT)
-        options = HttpOptions(
-            **vars(limited),
-            max_bytes=int(api.max_body_mib * MIB),
-            max_held_bytes=int(api.max_bodies_mib * MIB),
-            max_choices=min(api.max_choices, local.max_outputs),
-            answers=part_of(AnswerOptions, api),
-            cors=api.cors,
-        )
+        options = HttpOptions.stated(api, limited, local.max_outputs)
 
     if api.workers != 1 and not api.worker_of:
         _serve_workers(api, {"--port": api.port} | ({} if api.grpc_port is None else {"--grpc-port": api.grpc_port}))
@@ -135,7 +124,7 @@ def serve_http(api: ServedHttp) -> None:
         others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
 
-    _serve_api(api, local, serve, [listening] if grpc is None else [listening, grpc])
+    _serve_api(api, local, serve)
 
 
 def serve_grpc(api: ServedGrpc) -> None:
@@ -158,33 +147,30 @@ def serve_grpc(api: ServedGrpc) -> None:
         finally:
             await exporter.stop()
 
-    _serve_api(api, local, serve, [listening])
+    _serve_api(api, local, serve)
 
 
 def _serve_api(
     api: ApiOptions,
     local: LocalOptions,
     serve: Callable[[MeasuredBackend, Metrics, Mapping[str, str]], Coroutine[Any, Any, None]],
-    listening: Sequence[Listening],
 ) -> None:
     _local_model(api, NOT_STARTED)  # what is wrong with the options is said before a model is loaded
     elsewhere = dict(one.split("=") for one in api.models_at or ())
 
     async def outputs() -> None:
-        for one in listening:
-            one.check_free()
         metrics = Metrics()
         metrics.lag.start()
         async with AsyncExitStack() as stack:
             servers = {} if elsewhere else await stack.enter_async_context(own_services(api, _place(api)))
             for server in servers.values():
                 metrics.registry.register(server.own_metrics)
-            models = (_local_model(api, elsewhere | {role: server.here for role, server in servers.items()}),)
-            made = await stack.enter_async_context(LocalBackend(models, local))
+            model = _local_model(api, elsewhere | {role: server.here for role, server in servers.items()})
+            made = await stack.enter_async_context(LocalBackend(model, local))
             marks = {role: server.address for role, server in servers.items() if server.address != server.here}
             await serve(MeasuredBackend(made, metrics), metrics, marks)
 
-    _run(outputs(), api)
+    _run(outputs, api)
 
 
 def _place(api: ApiOptions) -> Listening:
@@ -195,12 +181,8 @@ def _place(api: ApiOptions) -> Listening:
 
 @asynccontextmanager
 async def own_services(own: OwnModels, place: Listening, for_workers: bool = False) -> "AsyncIterator[Servers]":
-    """Services of the models that run in this process, by role, for the time of the block.
-
-    Args:
-        own: the models.
-        place: where they are served on ports that are named.
-        for_workers: whether those without one are served, too, to this machine alone.
+    """Services of the models that run in this process, by role, for the time of the block, at this place on ports that
+    are named; `for_workers`: those without one, too, to this machine alone.
 
     Raises:
         UsageError: an option does not fit.
@@ -218,8 +200,7 @@ async def own_services(own: OwnModels, place: Listening, for_workers: bool = Fal
             else replace(place, port=port)
             for port in (own.target_port, own.drafter_port)
         ]
-    for one in places:
-        one.check_free()
+    check_ports(own, place.host)
     for model in named:
         source_of(model)  # a name that is wrong is said before torch is imported
     async with AsyncExitStack() as stack:
@@ -253,8 +234,6 @@ def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int 
         )
 
     async def serve() -> None:
-        for port in filter(None, ports.values()):
-            reserved(api.host, port).close()  # a port that is taken is found before a model is loaded
         async with own_services(api, _place(api), for_workers=True) as servers:
             at = {role: server.address for role, server in servers.items()}
             options = [text for role, address in at.items() for text in ("--models-at", f"{role}={address}")]
@@ -271,16 +250,30 @@ def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int 
                 finally:
                     await exporter.stop()
 
-    _run(serve(), api, STARTS_PROCESSES)
+    _run(serve, api, STARTS_PROCESSES)
 
 
-def _run(server: Coroutine[Any, Any, None], options: ServerOptions, run: Run = uvloop.run) -> None:
+def _run(server: Callable[[], Coroutine[Any, Any, None]], options: ServerOptions, run: Run = uvloop.run) -> None:
     """uvloop's streams cost a third less than asyncio's."""
     if options.until_stdin_ends:
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()
     with faults_of_models(), logged(options.log_format, options.log_level):
-        run(server)
+        if not getattr(options, "worker_of", 0):  # else the process that has started it has looked
+            check_ports(options, options.host)
+        run(server())
+
+
+def check_ports(options: object, host: str) -> None:
+    """Before a model is loaded: raises UsageError if two ports of a command are the same, CannotListen if one cannot be
+    had now."""
+    flags: dict[int, str] = {}
+    for name, port in vars(options).items():
+        if name.endswith("port") and port:
+            flag = flag_of(name)
+            if flags.setdefault(port, flag) != flag:
+                raise UsageError(f"{flags[port]} and {flag} are both {port}: give each a port of its own")
+            Listening(host, port).check_free(flag if name != "port" else "")
 
 
 @contextmanager
@@ -364,12 +357,7 @@ def _emulation(given: EngineOptions) -> "Emulation | None":
 
 def _limits(api: ApiOptions) -> GenerationOptions:
     """What --api-keys, --rate, --burst and --stalled-seconds say, for one process; raises ValueError."""
-    workers = max(1, api.worker_of)
-    return GenerationOptions(
-        Keys.given(api.api_keys, api.api_key or ()),
-        None if api.rate is None else RateLimit(api.rate / workers, ceil(api.burst / workers)),
-        api.stalled_seconds,
-    )
+    return GenerationOptions.of(Keys.given(api.api_keys, api.api_key or ()), api, max(1, api.worker_of))
 
 
 def _local_options(api: ApiOptions) -> LocalOptions:
@@ -428,33 +416,26 @@ def _addresses(option: str, given: str) -> tuple[str, ...]:
     return addresses_of(given)
 
 
+@dataclass(eq=False)
 class ServerGroup(Serving):
-    """A server and others beside it.
+    """A server, whose ready line has the addresses of others beside it, and these by their names there."""
 
-    Args:
-        first: its ready line is printed, with the addresses of the others in it.
-        others: by the names of their addresses in the ready line.
-    """
-
-    def __init__(self, first: "HttpServer", others: Mapping[str, GenerationServer]) -> None:
-        self._first = first
-        self._others = others
-        self._all: list[HttpServer | GenerationServer] = [*others.values(), first]
+    first: "HttpServer"
+    others: Mapping[str, GenerationServer]
 
     def ready_line(self) -> str:
-        return json.dumps(
-            json.loads(self._first.ready_line()) | {name: one.address for name, one in self._others.items()}
-        )
+        others = {name: one.address for name, one in self.others.items()}
+        return json.dumps(json.loads(self.first.ready_line()) | others)
 
     async def start(self) -> None:
         """Starts all; if one cannot listen, drains those that have started."""
         async with AsyncExitStack() as stack:
-            for one in self._all:
+            for one in (*self.others.values(), self.first):
                 await one.start()
                 stack.push_async_callback(one.drain)
             stack.pop_all()
 
     async def drain(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for one in self._all:
+            for one in (*self.others.values(), self.first):
                 group.create_task(one.drain())

@@ -50,24 +50,20 @@ class Worker:
     draining: asyncio.Task[None] | None = None  # of what it prints after that
 
 
+@dataclass(eq=False)
 class Workers(Serving):
-    """All of them, running. Use it with `async with`.
+    """All of them, running. Use it with `async with`."""
 
-    Args:
-        shares: how many, and where they listen.
-        environment: of each, besides this process's own.
-        ended: called with the id of a process that has died.
-    """
+    shares: WorkerSettings
+    environment: Mapping[str, str]  # of each, besides this process's own
+    ended: Callable[[int], None]  # called with the id of a process that has died
+    marks: dict[str, str] = field(default_factory=dict)  # further fields of the ready line
 
-    def __init__(self, shares: WorkerSettings, environment: Mapping[str, str], ended: Callable[[int], None]) -> None:
-        self._shares = shares
-        self._environment = os.environ | environment
-        self._ended = ended
+    def __post_init__(self) -> None:
         self._reserved: list[socket.socket] = []
-        self._options = [*shares.options]
+        self._options = [*self.shares.options]
         self._workers: list[Worker] = []
         self._keeping: list[asyncio.Task[NoReturn]] = []
-        self.marks: dict[str, str] = {}  # further fields of the ready line
 
     def ready_line(self) -> str:
         """The first worker's, and the ids of all their processes."""
@@ -80,15 +76,15 @@ class Workers(Serving):
             CannotListen: a port is taken, or the host is not of this machine.
             CommandFailed: a worker ended before it was ready.
         """
-        for option, port in self._shares.ports.items():
-            self._reserved.append(reserved(self._shares.host, port))
+        for option, port in self.shares.ports.items():
+            self._reserved.append(reserved(self.shares.host, port))
             self._options += [option, str(self._reserved[-1].getsockname()[1])]
-        self._workers = [await self._begun() for _ in range(self._shares.count)]
+        self._workers = [await self._begun() for _ in range(self.shares.count)]
         statuses = await asyncio.gather(*(self._readiness(worker) for worker in self._workers))
         if failed := [status for status in statuses if status is not None]:
             await self._end()
             raise CommandFailed(f"a worker ended with status {failed[0]} before it was ready; it has said why above")
-        self._keeping = [asyncio.create_task(self._keep(place)) for place in range(self._shares.count)]
+        self._keeping = [asyncio.create_task(self._keep(place)) for place in range(self.shares.count)]
 
     async def drain(self) -> None:
         """Drains all; raises CommandFailed if one of them does not end well."""
@@ -105,7 +101,7 @@ class Workers(Serving):
         while True:
             dead = self._workers[place].process
             status = await dead.wait()
-            self._ended(dead.pid)
+            self.ended(dead.pid)
             log.error("worker %d died with status %d; another one is started", dead.pid, status)
             if not self._workers[place].ready:
                 await asyncio.sleep(RESTART_SECONDS)
@@ -119,8 +115,8 @@ class Workers(Serving):
 
     async def _begun(self) -> Worker:
         command = [sys.executable, "-m", "crossdraft.cli", *sys.argv[1:]]
-        own = ["--worker-of", str(self._shares.count), "--until-stdin-ends", *self._options]
-        return Worker(await launched([*command, *own], env=self._environment))
+        own = ["--worker-of", str(self.shares.count), "--until-stdin-ends", *self._options]
+        return Worker(await launched([*command, *own], env=os.environ | self.environment))
 
     async def _readiness(self, worker: Worker) -> int | None:
         """None once it is ready; the status of its process if it ended before."""
@@ -135,7 +131,7 @@ class Workers(Serving):
 
     async def _end(self) -> list[str]:
         """Ends all; returns those that were ready and whose status is not 0."""
-        seconds = self._shares.grace_seconds + SPARE_SECONDS
+        seconds = self.shares.grace_seconds + SPARE_SECONDS
         ends = [asyncio.create_task(ended(worker.process, seconds)) for worker in self._workers]
         try:
             await asyncio.wait(ends)
@@ -159,11 +155,8 @@ async def drain(output: asyncio.StreamReader) -> None:
 
 
 def reserved(host: str, port: int) -> socket.socket:
-    """A port, 0 being any that is free, which from now on only sockets with SO_REUSEPORT can have.
-
-    Raises:
-        CannotListen: it is taken, or the host is not of this machine.
-    """
+    """A port, 0 being any that is free, which from now on only sockets with SO_REUSEPORT can have. Raises CannotListen:
+    it is taken, or the host is not of this machine."""
     bare = host.strip("[]")
     family = socket.AF_INET6 if ":" in bare else socket.AF_INET
     try:

@@ -169,11 +169,8 @@ def waited(look: Callable[[], str], until: Callable[[], float], say: Say) -> str
 
 def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
     """Returns once there are places for all replicas, and the nodes have this process's crossdraft. Nodes that Ray's
-    autoscaler sets up are waited for as long as all that is to be started.
-
-    Raises:
-        NotServedError: nodes lack resources, or one has another crossdraft.
-    """
+    autoscaler sets up are waited for as long as all that is to be started. Raises NotServedError: nodes lack resources,
+    or one has another crossdraft."""
     needs, began = needs_of(processes), time.monotonic()
 
     def faults() -> str:

@@ -64,12 +64,9 @@ def load(path: Path) -> Configuration:
 
 
 def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
-    """Reads a text, which may be a file of Serve's, with the configuration as `args` of its first application.
+    """Reads YAML, which may be a file of Serve's, with the configuration as `args` of its first application.
 
-    Args:
-        text: YAML.
-        name: what errors call it; empty: they have no lines.
-        folder: paths in it are relative to this one.
+    Errors have the name and lines, or without a name none; paths are relative to the folder.
 
     Raises:
         ConfigurationError: it is not YAML, or has errors.

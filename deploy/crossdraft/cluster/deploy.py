@@ -75,12 +75,9 @@ KINDS: Mapping[Role, Any] = {
 
 
 def deploy(configuration: Configuration, waiting: Waiting) -> None:
-    """Returns once everything serves. What runs already and is unchanged goes on; what differs is replaced.
-
-    Raises:
-        NotServedError: nodes lack resources or have another crossdraft, something cannot be run with its options, or
-            another deployment is under way; what ran before goes on.
-    """
+    """Returns once everything serves. What runs already and is unchanged goes on; what differs is replaced. Raises
+    NotServedError: nodes lack resources or have another crossdraft, something cannot be run with its options, or
+    another deployment is under way; what ran before goes on."""
     with alone():
         wanted, before = _checked(configuration, waiting)
         until = time.monotonic() + waiting.seconds
@@ -179,7 +176,7 @@ def _run(wanted: Processes, before: Processes, until: float, say: Say) -> None:
             return "" if found else "Ray Serve starts the application"
         starting = [hosted(name, one) for name, one in found.deployments.items()]
         reasons = [
-            f"{one.name}: {one.replicas} of {one.configured} serve; {one.message or one.state.lower()}"
+            f"{one.name}: {one.progress}; {one.message or one.state.lower()}"
             for one in starting
             if one.state != HEALTHY
         ]
@@ -330,12 +327,9 @@ def _number(replicas: Scale, sessions: bool) -> dict[str, Any]:
 
 def build(args: Mapping[str, object]) -> Application:
     """The application, for Serve to build from `import_path` and `args`, as `serve deploy` and KubeRay make it do.
-
-    Raises:
-        RayServeException: the configuration cannot be used, nodes lack resources, a model or a file, have another
-            crossdraft, or a port is taken. Serve shows its text at once; after any other error it would try three times
-            more, and show all that led to it.
-    """
+    Raises RayServeException: the configuration cannot be used, nodes lack resources, a model or a file, have another
+    crossdraft, or a port is taken. Serve shows its text at once; after any other error it would try three times more,
+    and show all that led to it."""
     try:
         configuration = parse(yaml.safe_dump(dict(args)), "")
         with logged(configuration.log_format):

@@ -124,50 +124,39 @@ class Journal:
         return replace(ended, statistics=figures)
 
 
+@dataclass(eq=False)
 class ClusterBackend:
-    """A `Backend` of several models.
+    """A `Backend` of several models."""
 
-    Args:
-        models: their orchestrators by name, as `fronts.ServeOrchestrators`.
-        metrics: where losses are counted.
-        clock: seconds.
-        search_seconds: that an output goes without a new token, after a loss, before it fails.
-    """
+    orchestrators: Mapping[str, Any]  # by model, as `fronts.ServeOrchestrators`
+    metrics: LossMetrics | None = None  # where losses are counted
+    clock: Callable[[], float] = time.monotonic  # seconds
+    search_seconds: float = SEARCH_SECONDS  # that an output goes without a new token, after a loss, before it fails
 
-    def __init__(
-        self,
-        models: Mapping[str, Any],
-        metrics: LossMetrics | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        search_seconds: float = SEARCH_SECONDS,
-    ) -> None:
-        self._models = dict(models)
-        self._search_seconds = search_seconds
+    def __post_init__(self) -> None:
         self._served: dict[str, Sequence[ServedModel]] = {}  # by model, the latest answers of its orchestrators
         self._heard: dict[str, float] = {}  # by model, when one of them said something of an output
-        self._metrics = metrics
-        self._clock = clock
 
     @property
     def names(self) -> Mapping[str, str]:
         """As `Backend.names`."""
-        return {name: name for name in self._models}
+        return {name: name for name in self.orchestrators}
 
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose orchestrators answer and have a target; of orchestrators too busy to answer, the last answer."""
-        found = await asyncio.gather(*map(self._models_of, self._models))
+        found = await asyncio.gather(*map(self._models_of, self.orchestrators))
         return tuple(model for models in found for model in models)
 
     async def _models_of(self, name: str) -> Sequence[ServedModel]:
         try:
             async with asyncio.timeout(MODELS_SECONDS):
-                self._served[name] = await self._models[name].models()
+                self._served[name] = await self.orchestrators[name].models()
         except Lost:
             return ()
         except OverloadedError:
             pass
         except TimeoutError:
-            if self._clock() - self._heard.get(name, -inf) > MODELS_SECONDS:
+            if self.clock() - self._heard.get(name, -inf) > MODELS_SECONDS:
                 return ()
         return self._served.get(name, ())
 
@@ -182,19 +171,19 @@ class ClusterBackend:
         return found
 
     def _orchestrators(self, model: str) -> Any:
-        if model not in self._models:
-            raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(self._models)}")
-        return self._models[model]
+        if model not in self.orchestrators:
+            raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(self.orchestrators)}")
+        return self.orchestrators[model]
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """As `Backend.stream`."""
         orchestrators = self._orchestrators(request.model)
-        journal, heard = Journal(resumable(request)), self._clock()
+        journal, heard = Journal(resumable(request)), self.clock()
         while True:
             try:
                 async with aclosing(orchestrators.stream(journal.rest)) as coming:
                     async for replies in coming:
-                        heard = self._heard[request.model] = self._clock()
+                        heard = self._heard[request.model] = self.clock()
                         for reply in replies:
                             item = self._recorded(reply, journal, heard)
                             if item is not None:
@@ -228,8 +217,8 @@ class ClusterBackend:
         journal.target = reply.target
         journal.delivered += [token.id for token in reply.tokens]
         journal.kinds.update(token.kind for token in reply.tokens)
-        if journal.lost_at is not None and self._metrics is not None:
-            self._metrics.waited.labels(journal.request.model).observe(now - journal.lost_at)
+        if journal.lost_at is not None and self.metrics is not None:
+            self.metrics.waited.labels(journal.request.model).observe(now - journal.lost_at)
         journal.lost_at = None
 
     def _lost(self, error: Exception, journal: Journal, heard: float) -> None:
@@ -241,18 +230,18 @@ class ClusterBackend:
         """
         if not isinstance(error, Lost):
             raise error
-        request, now = journal.request, self._clock()
+        request, now = journal.request, self.clock()
         if error.busy is None and journal.orchestrator:
-            self._models[request.model].avoid(journal.orchestrator)
+            self.orchestrators[request.model].avoid(journal.orchestrator)
         journal.orchestrator = ""
         fault = "" if exact_after_loss(request) else NOT_RESUMED.format(request.generation.method)
         if not fault:
             journal.resumed = True
             if journal.lost_at is None:
                 journal.lost_at, journal.given_up = heard, now
-                if self._metrics is not None and error.busy is None:
-                    self._metrics.lost.labels(request.model).inc()
-            if now - journal.given_up > self._search_seconds:
+                if self.metrics is not None and error.busy is None:
+                    self.metrics.lost.labels(request.model).inc()
+            if now - journal.given_up > self.search_seconds:
                 fault = f"no orchestrator of {request.model!r} can go on: {error}"
         if fault:
             raise error.busy or Unreachable(fault) from error

@@ -7,6 +7,7 @@ neither this API's keys and limits, nor its end of outputs whose client does not
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,22 +22,19 @@ from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refus
 from crossdraft.cluster.serve_grpc import Elsewhere, keep_alive
 from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
 from crossdraft.cluster.status import APPLICATION, Entry, Role
-from crossdraft.config.api import AnswerOptions
-from crossdraft.config.cluster import Front, Grpc, Http
-from crossdraft.config.fields import part_of
+from crossdraft.config.cluster import Grpc, Http
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.http.app import make_app
 from crossdraft.serving.http.middleware import HttpOptions
-from crossdraft.serving.limits import GenerationOptions, RateLimit
+from crossdraft.serving.limits import GenerationOptions
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 
-MIB = 2**20
 AGAIN = 1.0  # seconds before a client may try again where all replicas are full
 keep_alive()  # now: Serve loads the class of a replica before it makes its server, and channels
 
@@ -103,12 +101,7 @@ def _foreign_errors() -> Iterator[None]:
 
 
 class Ingress:
-    """A replica of the HTTP front.
-
-    Args:
-        process: what it is.
-        orchestrators: bound deployments, so that Serve starts them first.
-    """
+    """A replica of the HTTP front; orchestrators are bound deployments, so that Serve starts them first."""
 
     def __init__(self, process: Process, *orchestrators: object) -> None:
         self._logged = ExitStack()
@@ -121,26 +114,13 @@ class Ingress:
         backend = backend_of(self._process, metrics)
         entry = entry_of(self._process, "", measuring(self._process, metrics))
         self._announcing = asyncio.get_running_loop().create_task(_announce(entry, metrics))
-        options = HttpOptions(
-            **vars(_limits(self._process, http)),
-            max_bytes=int(http.max_body_mib * MIB),
-            max_held_bytes=int(http.max_bodies_mib * MIB),
-            max_choices=http.max_choices,
-            metrics=metrics.text,
-            answers=part_of(AnswerOptions, http),
-            cors=http.cors,
-        )
-        return make_app(backend, options)
+        options = HttpOptions.stated(http, GenerationOptions.of(self._process.keys(), http))
+        return make_app(backend, replace(options, metrics=metrics.text))
 
 
 async def _announce(entry: Entry, metrics: Metrics) -> None:
     async with announced(entry, lambda: (metrics.outputs, 0.0)):
         await asyncio.Event().wait()  # until the process ends
-
-
-def _limits(process: Process, front: Front) -> GenerationOptions:
-    rate = None if front.rate is None else RateLimit(front.rate, front.burst)
-    return GenerationOptions(process.keys(), rate, front.stalled_seconds)
 
 
 class GrpcFront(ServerReplica):
@@ -152,6 +132,6 @@ class GrpcFront(ServerReplica):
         assert isinstance(own, Grpc)
         where = listening(process, limit=MessageLimit(own.max_message_mib), tls=certificate_of(own))
         backend = await asyncio.to_thread(backend_of, process, metrics := Metrics())
-        server = GenerationServer(backend, where, _limits(process, own))
+        server = GenerationServer(backend, where, GenerationOptions.of(process.keys(), own))
         server.metrics = measuring(process, metrics)
         return server

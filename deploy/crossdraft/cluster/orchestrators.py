@@ -122,7 +122,7 @@ class Orchestrator:
             return
         self._model = model
         if self._backend is None:
-            self._backend = await LocalBackend([model], self._options).__aenter__()
+            self._backend = await LocalBackend(model, self._options).__aenter__()
             freeze_heap()
             self._ready.set()
         else:
@@ -145,9 +145,7 @@ class OrchestratorMetrics:
         self._model = model
         name, to, labels = f"{PREFIX}orchestrator_", self.registry, ("model_name",)
         self._running = Gauge(f"{name}running_outputs", "Outputs that are being made.", labels, registry=to)
-        self._resumed = Counter(
-            f"{name}resumed_outputs", "Outputs that another orchestrator had begun.", labels, registry=to
-        )
+        self._resumed = Counter(f"{name}resumed_outputs", "Outputs that others had begun.", labels, registry=to)
         self._ended = Counter(f"{name}outputs", "Outputs, by how they ended.", (*labels, "outcome"), registry=to)
         self._services = Gauge(f"{name}services", "Services that the directory lists.", (*labels, "role"), registry=to)
 

@@ -38,11 +38,8 @@ Addresses = tuple[str, ...]  # host:port
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """One output of one served model, as a client asked for it.
-
-    Raises:
-        RequestError: the method contradicts another field; an unknown one is refused when its models are known.
-    """
+    """One output of one served model, as a client asked for it. Raises RequestError: the method contradicts another
+    field; an unknown one is refused when its models are known."""
 
     id: str  # of the client's request; in every log line that concerns it, and the name of its journal
     model: str  # name of a ServedModel
@@ -118,11 +115,7 @@ class OverloadedError(Exception):
 
 @dataclass(frozen=True)
 class NamedDrafter:
-    """Drafters of one vocabulary, under one name.
-
-    Raises:
-        ValueError: the name is empty, or AUTO.
-    """
+    """Drafters of one vocabulary, under one name. Raises ValueError: the name is empty, or AUTO."""
 
     name: str
     addresses: Addresses  # none: not there yet
@@ -136,11 +129,8 @@ class NamedDrafter:
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model's name and the addresses of its services.
-
-    Raises:
-        ValueError: there is no name or no target, or two drafters have the same name.
-    """
+    """A model's name and the addresses of its services. Raises ValueError: there is no name or no target, or two
+    drafters have the same name."""
 
     name: str
     targets: Addresses  # all of the same model
@@ -176,29 +166,19 @@ class LocalOptions:
     updated: bool = False  # as of `Pipeline`
 
 
+@dataclass(eq=False)
 class Connection:
-    """One pipeline, shared by all outputs of a model and drafter, and opened by the first that needs it.
+    """One pipeline, shared by all outputs of a model and drafter, and opened by the first that needs it."""
 
-    Args:
-        make: makes a pipeline, not open yet, to these targets and drafters.
-        targets: addresses.
-        drafters: likewise.
-    """
-
-    def __init__(
-        self, make: Callable[[Addresses, Addresses], Pipeline], targets: Addresses, drafters: Addresses
-    ) -> None:
-        self._make = make
-        self._addresses = (targets, drafters)
-        self._opening: asyncio.Task[Pipeline] | None = None
-        self.pipeline: Pipeline | None = None  # once it is open
+    make: Callable[[Addresses, Addresses], Pipeline]  # not open yet, to these targets and drafters
+    targets: Addresses
+    drafters: Addresses
+    pipeline: Pipeline | None = None  # once it is open
+    _opening: asyncio.Task[Pipeline] | None = field(default=None, init=False)
 
     async def open(self) -> Pipeline:
-        """The pipeline; concurrent callers wait for the same attempt.
-
-        Raises:
-            ServiceError: no target answers, or targets and drafters do not go together.
-        """
+        """The pipeline; concurrent callers wait for the same attempt. Raises ServiceError: no target answers, or
+        targets and drafters do not go together."""
         return await asyncio.shield(self._attempt()) if self.pipeline is None else self.pipeline
 
     def begin(self) -> None:
@@ -208,7 +188,7 @@ class Connection:
 
     async def follow(self, targets: Addresses, drafters: Addresses) -> None:
         """Uses these services from now on; sessions that run on others move there."""
-        self._addresses = (targets, drafters)
+        self.targets, self.drafters = targets, drafters
         if self.pipeline is not None:
             await self.pipeline.follow(targets, drafters)
 
@@ -225,50 +205,43 @@ class Connection:
         return self._opening
 
     async def _open(self) -> Pipeline:
-        used = self._addresses
-        pipeline = self._make(*used)
+        used = self.targets, self.drafters
+        pipeline = self.make(*used)
         try:
             self.pipeline = await pipeline.__aenter__()
         except RequestError as error:  # the addresses are wrong, not anybody's request
             raise NotServed(str(error)) from error
-        if used != self._addresses:
-            await self.pipeline.follow(*self._addresses)
+        if used != (self.targets, self.drafters):
+            await self.pipeline.follow(self.targets, self.drafters)
         return self.pipeline
 
 
 class LocalBackend:
-    """A `Backend` with one pipeline for each model and drafter. Use it with `async with`.
+    """A `Backend` of one model, with one pipeline for each drafter. Use it with `async with`.
 
-    All are opened at the start; of those of default drafters it is awaited. One that cannot be opened is tried again
-    with the next request for it, and whenever `models` is called. Outputs without a drafter are made on the default
-    drafter's pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.contest`).
-
-    Args:
-        models: that are served.
-        options: limits.
-
-    Raises:
-        ValueError: there is no model, or two have the same name.
+    All are opened at the start; that of the default drafter is awaited. One that cannot be opened is tried again with
+    the next request for it, and whenever `models` is called. Outputs without a drafter are made on the default one's
+    pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.contest`).
     """
 
-    def __init__(self, models: Sequence[LocalModel], options: LocalOptions | None = None) -> None:
+    def __init__(self, model: LocalModel, options: LocalOptions | None = None) -> None:
         self._options = options or LocalOptions()
-        self._models = {name: model for model in models for name in model.names}
-        if not models or len(self._models) < sum(len(model.names) for model in models):
-            raise ValueError("give at least one model, and each a name of its own")
+        self._model = model
         self._created = int(time.time())
-        self._connections = {
-            (model.name, DECODE_PLAINLY if drafter is None else drafter.name): self._connection_to(model, drafter)
-            for model in models
-            for drafter in model.drafters or (None,)
-        }
-        self._choices = {model.name: DrafterChoice() for model in models}
+        named = {one.name: self._connection_to(one.addresses, one.trusted) for one in model.drafters}
+        self._connections = named or {DECODE_PLAINLY: self._connection_to()}
+        self._choice = DrafterChoice()
         self.running = 0  # outputs
         self._mean_seconds = 0.0  # moving average of an output's duration
 
     async def __aenter__(self) -> Self:
         """Tries to connect; logs what fails."""
-        await asyncio.gather(*(self._begin(model) for model in self._models.values()))
+        for connection in self._connections.values():
+            connection.begin()
+        try:
+            await self._default.open()
+        except ServiceError as error:
+            log.warning("%s cannot be served yet: %s", self._model.name, error)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -277,17 +250,17 @@ class LocalBackend:
 
     @property
     def names(self) -> Mapping[str, str]:
-        return {name: model.name for name, model in self._models.items()}
+        return dict.fromkeys(self._model.names, self._model.name)
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """Models whose pipeline is open; begins, without waiting, to open the others."""
+        """The model by all of its names, once its pipeline is open; begins, without waiting, to open the others."""
         for connection in self._connections.values():
             connection.begin()
-        found = ((name, model, self._default(model).pipeline) for name, model in self._models.items())
-        return tuple(self._served(name, model, pipeline) for name, model, pipeline in found if pipeline is not None)
+        pipeline = self._default.pipeline
+        return () if pipeline is None else tuple(self._served(name, pipeline) for name in self._model.names)
 
-    def _served(self, name: str, model: LocalModel, pipeline: Pipeline) -> ServedModel:
-        models, template = pipeline.models, pipeline.models.target.chat_template
+    def _served(self, name: str, pipeline: Pipeline) -> ServedModel:
+        model, models, template = self._model, pipeline.models, pipeline.models.target.chat_template
         return ServedModel(
             name,
             self._created,
@@ -297,22 +270,23 @@ class LocalBackend:
             chats=template is not None,
             tool_format="" if template is None else format_of(template.source),
             root="" if name == model.name else model.name,
-            detail=self._detail(model, pipeline),
+            detail=self._detail(pipeline),
             there=pipeline.target_there,
-            auto=self._choices[model.name].latest or model.default_drafter,
+            auto=self._choice.latest or model.default_drafter,
         )
 
-    def _detail(self, model: LocalModel, default: Pipeline) -> tuple[str, ...]:
+    def _detail(self, default: Pipeline) -> tuple[str, ...]:
         """What is not as it should be, in sentences."""
         faults = [f"targets: {default.target_fault}" if default.target_fault else ""]
-        for drafter in model.drafters:
-            pipeline = self._connections[model.name, drafter.name].pipeline
+        for drafter in self._model.drafters:
+            pipeline = self._connections[drafter.name].pipeline
             fault = "none there" if not drafter.addresses else "" if pipeline is None else pipeline.drafter_fault
             faults.append(f"drafter {drafter.name}: {fault}" if fault else "")
         return tuple(filter(None, faults))
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
-        return await (await self._default(self._model(model)).open()).written(asked, special)
+        self._check(model)
+        return await (await self._default.open()).written(asked, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         self._connection(request)  # raises if there is none
@@ -332,21 +306,19 @@ class LocalBackend:
     @contextmanager
     def _choosing(self, request: OutputRequest) -> Iterator[OutputRequest]:
         """The request with the name of its drafter, for the time of the output."""
-        model, asked = self._model(request.model), request.generation
         name = request.drafter
-        if name not in (None, AUTO) or not (gains := self._gains(model, asked)):
-            yield replace(request, drafter=model.default_drafter if name in (None, AUTO) else name)
+        if name not in (None, AUTO) or not (gains := self._gains(request.generation)):
+            yield replace(request, drafter=self._model.default_drafter if name in (None, AUTO) else name)
             return
-        choice = self._choices[model.name]
-        name, trial = choice.begun(gains)
+        name, trial = self._choice.begun(gains)
         try:
             yield replace(request, drafter=name)
         finally:
-            choice.ended(name, trial)
+            self._choice.ended(name, trial)
 
-    def _gains(self, model: LocalModel, asked: GenerationRequest) -> Gains:
+    def _gains(self, asked: GenerationRequest) -> Gains:
         """Of the drafters that can draft for a request now."""
-        pipelines = [(name, self._connections[model.name, name].pipeline) for name in model.drafter_names]
+        pipelines = [(name, self._connections[name].pipeline) for name in self._model.drafter_names]
         there = {name: one for name, one in pipelines if one is not None}
         load = max((one.load for one in there.values()), default=1.0)
         return {name: gain for name, one in there.items() if (gain := one.gain(asked, load)) is not None}
@@ -378,49 +350,37 @@ class LocalBackend:
         yield OutputEnded(generation.reason, replace(generation.statistics, drafter=request.drafter or ""))
 
     async def follow(self, model: LocalModel) -> None:
-        """Uses these addresses of a model's services from now on; sessions that run on others move there.
-
-        Raises:
-            ValueError: the model or one of its drafters has a name that was not served before.
-        """
+        """Uses these addresses of the model's services from now on; sessions that run on others move there. Raises
+        ValueError: the model or one of its drafters has a name that was not served before."""
         drafters = {drafter.name: drafter.addresses for drafter in model.drafters} or {DECODE_PLAINLY: ()}
-        known = {name for served, name in self._connections if served == model.name}
-        if known != set(drafters):
-            raise ValueError(f"{model.name!r} is served with the drafters {sorted(known)}, not {sorted(drafters)}")
-        self._models |= dict.fromkeys(model.names, model)
+        known = sorted(self._connections)
+        if model.name != self._model.name or known != sorted(drafters):
+            raise ValueError(f"{self._model.name!r} is served with {known}, not {model.name!r} with {sorted(drafters)}")
+        self._model = model
         for name, addresses in drafters.items():
-            await self._connections[model.name, name].follow(model.targets, addresses)
+            await self._connections[name].follow(model.targets, addresses)
 
-    def _connection_to(self, model: LocalModel, drafter: NamedDrafter | None) -> Connection:
-        addresses, trusted = ((), True) if drafter is None else (drafter.addresses, drafter.trusted)
+    def _connection_to(self, drafters: Addresses = (), trusted: bool = True) -> Connection:
         options = self._options
         make = partial(connect, patience=options.patience, tls=options.tls, trusted=trusted, updated=options.updated)
-        return Connection(make, model.targets, addresses)
+        return Connection(make, self._model.targets, drafters)
 
     def _connection(self, request: OutputRequest) -> Connection:
-        model = self._model(request.model)
-        name = model.default_drafter if request.drafter in (None, AUTO, DECODE_PLAINLY) else request.drafter
-        connection = self._connections.get((model.name, name))
-        if connection is None:
+        self._check(request.model)
+        model, name = self._model, request.drafter
+        name = model.default_drafter if name in (None, AUTO, DECODE_PLAINLY) else name
+        if name not in self._connections:
             there = ", ".join(model.drafter_names) or "none"
             raise UnknownDrafterError(f"{model.name!r} has no drafter {name!r}; there is {there}")
-        return connection
+        return self._connections[name]
 
-    def _model(self, name: str) -> LocalModel:
-        if name not in self._models:
-            raise UnknownModelError(f"there is no model {name!r}; there is {', '.join(self._models)}")
-        return self._models[name]
+    def _check(self, name: str) -> None:
+        if name not in self._model.names:
+            raise UnknownModelError(f"there is no model {name!r}; there is {', '.join(self._model.names)}")
 
-    def _default(self, model: LocalModel) -> Connection:
-        return self._connections[model.name, model.default_drafter]
-
-    async def _begin(self, model: LocalModel) -> None:
-        for name in model.drafter_names:
-            self._connections[model.name, name].begin()
-        try:
-            await self._default(model).open()
-        except ServiceError as error:
-            log.warning("%s cannot be served yet: %s", model.name, error)
+    @property
+    def _default(self) -> Connection:
+        return self._connections[self._model.default_drafter]
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:

@@ -167,11 +167,8 @@ LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process c
 
 
 def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
-    """The message for a request.
-
-    Raises:
-        RequestError: it has settings that a server cannot carry out, or a method that no pair of models could do.
-    """
+    """The message for a request. Raises RequestError: it has settings that a server cannot carry out, or a method that
+    no pair of models could do."""
     requested_method(request)  # here rather than by the server, so that nothing is sent
     for setting in LOCAL_ONLY:
         if getattr(request, setting):

@@ -21,27 +21,16 @@ class Client(GenerationClient):
     Use it with `async with`."""
 
     def generate(self, prompt: str, **settings: Any) -> "RemoteGeneration":
-        """One output of the server's only model; `settings` are the fields of GenerationRequest.
-
-        Raises:
-            RequestError: the request cannot be served.
-        """
+        """One output of the server's only model; `settings` are the fields of GenerationRequest. Raises RequestError:
+        the request cannot be served."""
         return self.run(GenerationRequest.of(prompt, **settings))
 
     def run(
         self, request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = ""
     ) -> "RemoteGeneration":
-        """One output of a request.
-
-        Args:
-            request: what to generate.
-            model: of the server; empty: its only one.
-            drafter: of the model; None: the fastest, empty: none.
-            name: id of the request; empty: the server makes one.
-
-        Raises:
-            RequestError: a server cannot do what it asks for.
-        """
+        """One output of a request, of a model of the server, or its only one, with one of its drafters (None: the
+        fastest, empty: none), under this id, or one that the server makes. Raises RequestError: a server cannot do what
+        it asks for."""
         return RemoteGeneration(self, grpc.asked_of(request, model, drafter, name))
 
 

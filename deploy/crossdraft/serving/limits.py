@@ -8,8 +8,11 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 from typing import Self
+
+from crossdraft.config.api import RateOptions
 
 MIN_LENGTH = 16  # characters; shorter keys can be guessed
 SCHEME = "bearer"
@@ -27,21 +30,14 @@ class KeyRefusedError(Exception):
 
 @dataclass(frozen=True)
 class Keys:
-    """API keys, each with the name of its holder. Without any, everybody may use the API.
+    """API keys, each with the name of its holder. Without any, everybody may use the API."""
 
-    Args:
-        holders: name of the holder by the SHA-256 of the key's UTF-8.
-    """
-
-    holders: Mapping[bytes, str] = field(default_factory=dict, repr=False)
+    holders: Mapping[bytes, str] = field(default_factory=dict, repr=False)  # by the SHA-256 of the key's UTF-8
 
     @classmethod
     def of(cls, keys: Mapping[str, str]) -> Self:
-        """From keys by the names of their holders.
-
-        Raises:
-            KeysError: a key is too short, has spaces or other than visible ASCII, or two holders have the same one.
-        """
+        """From keys by the names of their holders. Raises KeysError: a key is too short, has spaces or other than
+        visible ASCII, or two holders have the same one."""
         holders: dict[bytes, str] = {}
         for name, key in keys.items():
             if len(key) < MIN_LENGTH or not all("!" <= letter <= "~" for letter in key):
@@ -53,10 +49,7 @@ class Keys:
     @classmethod
     def read(cls, path: Path) -> Self:
         """From a file with a line `NAME KEY` for each holder; empty lines and lines that begin with # are skipped.
-
-        Raises:
-            KeysError: it cannot be read, or a line has another form; the text names the line, never the key.
-        """
+        Raises KeysError: it cannot be read, or a line has another form; the text names the line, never the key."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -83,14 +76,8 @@ class Keys:
         )
 
     def holder(self, authorization: str | None) -> str:
-        """The holder of a client's key; empty where no key is needed.
-
-        Args:
-            authorization: the HTTP header or gRPC metadata of this name; None: not sent.
-
-        Raises:
-            KeyRefusedError: there is no key, or an unknown one.
-        """
+        """The holder of the key in a client's HTTP header or gRPC metadata of this name; empty where no key is needed.
+        Raises KeyRefusedError: there is no key, or an unknown one."""
         if not self.holders:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
@@ -130,6 +117,12 @@ class GenerationOptions:
     keys: Keys = field(default_factory=Keys)  # none: everybody may use it
     rate: RateLimit | None = None  # for each holder of a key, or each address where no key is needed
     stalled_seconds: float = 60.0  # after which an output whose client does not read is cancelled
+
+    @classmethod
+    def of(cls, keys: Keys, rates: RateOptions, processes: int = 1) -> "GenerationOptions":
+        """What the options say, for one of so many processes."""
+        rate = rates.rate and RateLimit(rates.rate / processes, ceil(rates.burst / processes))
+        return GenerationOptions(keys, rate or None, rates.stalled_seconds)
 
 
 class Rates:

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from types import TracebackType
 from typing import Self
@@ -169,37 +169,37 @@ CAUSES: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
+@dataclass(eq=False)
 class MeasuredBackend:
     """A `Backend` that counts and logs the outputs of another one."""
 
-    def __init__(self, backend: Backend, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
-        self._backend = backend
-        self._metrics = metrics
-        self._clock = clock
-        self._known: dict[str, ServedModel] = {}
+    backend: Backend
+    metrics: Metrics
+    clock: Callable[[], float] = time.monotonic  # seconds
+    _known: dict[str, ServedModel] = field(default_factory=dict)
 
     @property
     def names(self) -> Mapping[str, str]:
-        return self._backend.names
+        return self.backend.names
 
     async def models(self) -> tuple[ServedModel, ...]:
-        models = await self._backend.models()
+        models = await self.backend.models()
         self._known = {model.name: model for model in models}
         return models
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
-        return await self._backend.written(model, asked, special)
+        return await self.backend.written(model, asked, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        began = self._clock()
+        began = self.clock()
         if request.model not in self._known:
             await self.models()
         model = self._known.get(request.model)
         # One that is configured, but cannot be reached yet, is known by its name alone.
-        name = self._backend.names.get(request.model, UNKNOWN)
+        name = self.backend.names.get(request.model, UNKNOWN)
         labels = name if model is None else model.root or model.name, drafter_of(request, model)
-        with _Measurement(self._metrics, request, *labels, self._clock, began) as measurement:
-            async with aclosing(self._backend.stream(request)) as items:
+        with _Measurement(self.metrics, request, *labels, self.clock, began) as measurement:
+            async with aclosing(self.backend.stream(request)) as items:
                 async for item in items:
                     measurement.saw(item)
                     yield item

@@ -13,22 +13,16 @@ from crossdraft.config.service import MAX_MIB, METRICS_PORT, PORT, ServerCertifi
 class RateOptions:
     """How much a client may ask for."""
 
-    rate: float | None = option(
-        None, "Max requests per minute of each API key, or of each address without keys.", above=0
-    )
+    rate: float | None = option(None, "Max requests per minute of each API key; without keys, address.", above=0)
     burst: int = option(10, "Requests within --rate that may come at once.", min=1)
-    stalled_seconds: float = option(
-        60.0, "Abort an output whose client has not read for this many seconds.", above=0, max=3600
-    )
+    stalled_seconds: float = option(60.0, "Seconds without a read that abort an output.", above=0, max=3600)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """How much is generated at once."""
 
-    max_outputs: int = option(
-        64, "Max outputs at once; further requests are refused (HTTP 429, gRPC RESOURCE_EXHAUSTED).", min=1
-    )
+    max_outputs: int = option(64, "Max outputs at once; further requests are refused (429, RESOURCE_EXHAUSTED).", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +30,7 @@ class KeyOptions:
     """For whom."""
 
     api_keys: Path | None = option(
-        None,
-        "File with a name and an API key on each line, of at least 16 characters; by default no key is needed.",
-        metavar="FILE",
+        None, "File with a name and an API key, of at least 16 characters, on each line.", metavar="FILE"
     )
 
 
@@ -48,29 +40,17 @@ class ApiOptions(
 ):
     """What both have."""
 
-    target: list[str] = option(
-        [], f"Targets that run elsewhere, all of the same model; {COMMAS}.", metavar="HOST:PORT,..."
-    )
-    model: list[str] = option(
-        [], "Name of the model in the API; by default --target-model or the NAME of its adapter.", metavar="NAME"
-    )
+    target: list[str] = option([], f"Targets that run elsewhere, of one model; {COMMAS}.", metavar="HOST:PORT,...")
+    model: list[str] = option([], "The model's name; by default --target-model, or its adapter's.", metavar="NAME")
     drafter: list[str] | None = option(
-        None,
-        "A name for drafters of one model, and their addresses; repeatable. Of several the fastest is used.",
-        metavar="NAME=HOST:PORT,...",
+        None, "Drafters of one model, by a name; repeatable: the fastest is used.", metavar="NAME=HOST:PORT,..."
     )
     untrusted_drafter: list[str] | None = option(
         None, f"Use this drafter only with methods whose output no drafter can change; {COMMAS}.", metavar="NAME"
     )
-    served_model_name: list[str] | None = option(
-        None, f"A further name of the model in the API; {COMMAS}.", metavar="NAME"
-    )
+    served_model_name: list[str] | None = option(None, f"A further name of the model; {COMMAS}.", metavar="NAME")
     api_key: list[str] | None = option(
-        None,
-        "An API key that clients must send, of at least 16 characters; repeatable. Others on this machine can read the "
-        "command line.",
-        metavar="KEY",
-        env=True,
+        None, "A key, of at least 16 characters, that clients must send; repeatable.", metavar="KEY", env=True
     )
     workers: int = option(
         1,
@@ -90,12 +70,8 @@ class ConnectionOptions(Checked):
     """What clients of the HTTP API may send, and how slowly."""
 
     max_header_kib: int = option(64, "Max size of a request's headers, in KiB.", min=1, max=1024)
-    header_seconds: float = option(
-        20.0, "Close a connection whose request's headers have not come by then.", above=0, max=3600
-    )
-    body_seconds: float = option(
-        120.0, "Close a connection whose request's body has not come by then.", above=0, max=3600
-    )
+    header_seconds: float = option(20.0, "Seconds for the headers of a request to come.", above=0, max=3600)
+    body_seconds: float = option(120.0, "Seconds for the body of a request to come.", above=0, max=3600)
     max_connections_per_address: int = option(
         512, "Max connections of each address; beyond it the one that has been silent for longest is closed.", min=1
     )
@@ -130,9 +106,7 @@ class HttpSettings(AnswerOptions, ConnectionOptions):
     port: int = option(8000, PORT, min=0, max=65535)
     max_choices: int = option(32, "Max outputs of one request.", min=1)
     max_body_mib: float = option(4.0, "Max size of a request, in MiB.", above=0, max=MAX_MIB)
-    max_bodies_mib: float = option(
-        256.0, "Max size of all requests under way, in MiB; small ones are taken anyway.", above=0
-    )
+    max_bodies_mib: float = option(256.0, "Max size of all requests under way, in MiB, but for small ones.", above=0)
     allowed_origins: tuple[str, ...] = option((), f"Origins of pages that may use the API, or *, {COMMAS}.")
     allowed_methods: tuple[str, ...] = option(("*",), f"HTTP methods for --allowed-origins, {COMMAS}.")
     allowed_headers: tuple[str, ...] = option(("*",), f"Headers for --allowed-origins, {COMMAS}.")

@@ -145,9 +145,7 @@ class Front(HostOptions, RateOptions, Part):
     """A server for clients."""
 
     port: int
-    replicas: int | None = option(
-        None, "How many there are; by default one on each node that has room for it.", min=1, max=MAX_COUNT
-    )
+    replicas: int | None = option(None, "By default one on each node that has room.", min=1, max=MAX_COUNT)
     resources: Resources = Resources(cpus=0.1)
 
 
@@ -192,10 +190,7 @@ class Configuration(ProcessOptions, Waits, Part):
     security: Security = Security()
     metrics: bool = option(True, "Every process serves Prometheus on a port of its own; `crossdraft status` shows it.")
     metrics_port: int | None = option(
-        None,
-        "Of each node, where one process answers for all of the node; by default, or with 0, none does.",
-        min=0,
-        max=65535,
+        None, "Of each node, where one process answers for all of it; by default, or with 0, none.", min=0, max=65535
     )
 
     def _fault(self) -> str:

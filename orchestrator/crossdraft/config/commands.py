@@ -36,9 +36,7 @@ class WhereToGenerate(TlsOptions, Waits, ServerKey, OwnModels):
     drafter: str | None = option(None, "Drafters that run elsewhere; none decodes without.", metavar="HOST:PORT,...")
     untrusted_drafter: bool = option(False, "Use only methods whose output no drafter can change.")
     server: str | None = option(
-        None,
-        "Generate on a `crossdraft serve grpc` server; --drafter then names one of its drafters.",
-        metavar="HOST:PORT",
+        None, "Generate on a `crossdraft serve grpc` server; --drafter is a name there.", metavar="HOST:PORT"
     )
     model: str | None = option(None, "Model of the --server; by default its only one.", metavar="NAME")
 
@@ -47,14 +45,10 @@ class WhereToGenerate(TlsOptions, Waits, ServerKey, OwnModels):
 class RequestOptions(Watching, Speculation, Output, Sampling):
     """What is generated, and how; lists as the command line has them."""
 
-    bad_words: list[str] | None = option(
-        None, "A text that the output must not contain; repeatable.", "--bad-word", metavar="TEXT"
-    )
+    bad_words: list[str] | None = option(None, "A text not to be written; repeatable.", "--bad-word", metavar="TEXT")
     logit_bias: list[str] | None = option(None, f"Added to the logit of a token; {COMMAS}.", metavar="ID:BIAS")
     stop: list[str] | None = option(None, "End the output before this text; repeatable.", metavar="TEXT")
-    stop_token_ids: list[int] | None = option(
-        None, f"End the output after this token; {COMMAS}.", "--stop-token-id", metavar="ID"
-    )
+    stop_token_ids: list[int] | None = option(None, f"End after this token; {COMMAS}.", "--stop-token-id", metavar="ID")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +59,7 @@ class CertsOptions:
         None, "A host: its names and addresses, comma-separated. Repeat it for more hosts.", metavar="NAME,..."
     )
     use: Literal["service", "orchestrator", "both"] | None = option(
-        None,
-        "What a host may do: serve, connect to services, or (by default) both. Untrusted drafters need only service.",
+        None, "What a host may do: serve, connect to services, or by default both. Untrusted drafters only serve."
     )
     days: int = option(365, "How many days the certificates are valid.", min=1)
     renew: bool = option(False, "Replace certificates and keys: of all hosts, or of each --host.")
@@ -76,14 +69,10 @@ class CertsOptions:
 class AffinityOptions:
     """How an affinity matrix is made; None is what was not given, as not every kind takes every option."""
 
-    kind: Literal["aligned", "co-occurrence"] = option(
-        "aligned", "How the matrix is made; docs/rdk.md compares the kinds."
-    )
+    kind: Literal["aligned", "co-occurrence"] = option("aligned", "How it is made: see docs/rdk.md.")
     neighbours: int | None = option(None, "Max target tokens of each draft token; by default 64.", min=1)
     window: int | None = option(None, "For co-occurrence: target tokens in a window; by default 8.", min=2)
-    temperature: float | None = option(
-        None, "For co-occurrence: temperature of the softmax; by default 0.0001.", above=0
-    )
+    temperature: float | None = option(None, "For co-occurrence: of the softmax; by default 0.0001.", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +81,7 @@ class AuditedEndpoint(ServerKey):
 
     url: str = option(MISSING, "The server to audit, such as http://127.0.0.1:8000.")
     served_model_name: str = option("", "Model of the server; by default the first that it lists.", metavar="NAME")
-    api: Literal["auto", "completions", "chat"] = option(
-        "auto", "Which API to use; auto: completions, or chat where only that reports log-probabilities."
-    )
+    api: Literal["auto", "completions", "chat"] = option("auto", "auto: chat where only it has log-probabilities.")
     extra_body: str = option("{}", "Further fields of every request, as a JSON object.", metavar="JSON")
 
 
@@ -113,9 +100,7 @@ class AuditReference:
 class AuditOptions:
     """What an audit asks; the first fields are those of `audit.checks.AuditPlan`."""
 
-    prompts: Path | None = option(
-        None, "JSON lines with `text`, `turns` or `messages`; by default 42 bundled prompts.", metavar="FILE"
-    )
+    prompts: Path | None = option(None, "JSON lines (`text`, `turns`, `messages`); by default bundled.", metavar="FILE")
     greedy: int = option(12, "Prompts that are completed greedily.", min=0)
     greedy_tokens: int = option(48, "Max tokens of greedy texts.", min=1)
     sampled: int = option(3, "Prompts whose distributions are tested.", min=0)

@@ -16,9 +16,7 @@ class EngineOptions:
     """What all models have."""
 
     dtype: Dtype = option("auto", "auto, float32, bfloat16 or float16.")
-    quantization: Literal["int8"] | None = option(
-        None, "int8: weights become 8-bit integers when they are loaded (needs torchao).", metavar="METHOD"
-    )
+    quantization: Literal["int8"] | None = option(None, "int8: 8-bit weights (needs torchao).", metavar="METHOD")
     device: str = option("auto", "auto (CUDA if there is one, else cpu), or a torch device, such as cuda:0.")
     cache_mib: int | None = option(
         None,
@@ -27,12 +25,8 @@ class EngineOptions:
         min=1,
         env=True,
     )
-    gpu_memory_utilization: float = option(
-        0.9, "Without --cache-mib: share of a GPU's memory that may be in use.", above=0, max=1
-    )
-    enable_prefix_caching: bool = option(
-        True, "Reuse the KV cache of a session for another one that begins with the same text."
-    )
+    gpu_memory_utilization: float = option(0.9, "Without --cache-mib: max share of a GPU's memory.", above=0, max=1)
+    enable_prefix_caching: bool = option(True, "Sessions that begin with the same text share its KV cache.")
     enforce_eager: bool = option(False, "Do not compile the model, nor use CUDA graphs.")
     cuda_graph_sizes: tuple[int, ...] = option(
         (),
@@ -66,12 +60,8 @@ def _typed(name: str, value: object) -> tuple[str, ...]:
 class ModelSettings(EngineOptions):
     """And what a model of a server's own has."""
 
-    chat_template: Path | None = option(
-        None, "Jinja template of chats; by default the model's own. Without one chats are refused.", metavar="FILE"
-    )
-    lora_modules: tuple[str, ...] = option(
-        (), "A LoRA adapter, a folder: it is merged, and the model is called NAME (needs peft).", metavar="NAME=PATH"
-    )
+    chat_template: Path | None = option(None, "Jinja template of chats; by default the model's own.", metavar="FILE")
+    lora_modules: tuple[str, ...] = option((), "A LoRA adapter, merged at start (needs peft).", metavar="NAME=PATH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +74,8 @@ class TargetOptions:
         "none, FOLDER those of another one.",
         metavar="auto|vllm|FOLDER",
     )
-    override_generation_config: str = option(
-        "{}", 'Settings in place of these, such as {"temperature": 0.5}.', metavar="JSON"
-    )
-    tensor_parallel_size: int = option(
-        1, "Devices that share the model, with a process for each.", metavar="N", min=1, max=1024
-    )
+    override_generation_config: str = option("{}", 'In place of these, as {"temperature": 0.5}.', metavar="JSON")
+    tensor_parallel_size: int = option(1, "Devices, and processes, that share it.", metavar="N", min=1, max=1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +83,7 @@ class DrafterOptions(Checked):
     """What only drafters with a model have."""
 
     vocab_keep: int | None = option(None, "Keep only the N most frequent tokens in the LM head.", metavar="N", min=1)
-    vocab_follow: int = option(
-        0,
-        "With --vocab-keep, N more columns, for the tokens that prompts and outputs have used last.",
-        metavar="N",
-        min=0,
-    )
+    vocab_follow: int = option(0, "N more, for the tokens that texts have used last.", metavar="N", min=0)
     frequencies: Path | None = option(None, "For --vocab-keep: written by `crossdraft frequencies`.", metavar="FILE")
     affinity: Path | None = option(None, "For the method rdk: written by `crossdraft affinity`.", metavar="FILE")
 
@@ -131,23 +112,13 @@ class OwnModels(ModelSettings, TargetOptions):
     """Models that run in a command's own process. Engine options are of both, where the drafter has none of its own;
     a chat template, an adapter and what only targets have are the target's."""
 
-    target_model: str | None = option(
-        None, "Run this target in this process: a folder, a hub id, or bundled:NAME.", metavar="MODEL"
-    )
-    drafter_model: str | None = option(
-        None, "Run this drafter in this process; it is the default one.", metavar="MODEL"
-    )
-    target_port: int | None = option(
-        None, "Also serve --target-model to others, as `serve target` does; 0 picks one.", min=0, max=65535
-    )
-    drafter_port: int | None = option(
-        None, "Also serve --drafter-model to others, as `serve drafter` does.", min=0, max=65535
-    )
+    target_model: str | None = option(None, "Run this target here: a folder, hub id, or bundled:NAME.", metavar="MODEL")
+    drafter_model: str | None = option(None, "Run this drafter here; it is the default one.", metavar="MODEL")
+    target_port: int | None = option(None, "Serve --target-model to others, too; 0 picks one.", min=0, max=65535)
+    drafter_port: int | None = option(None, "Serve --drafter-model to others, too.", min=0, max=65535)
     drafter_device: str | None = option(None, "--device of the drafter.")
     drafter_dtype: Dtype | None = option(None, "--dtype of the drafter.")
-    drafter_quantization: Literal["int8"] | None = option(
-        None, "--quantization of the drafter, which has none by default."
-    )
+    drafter_quantization: Literal["int8"] | None = option(None, "--quantization of the drafter; by default none.")
     drafter_cache_mib: int | None = option(
         None, "--cache-mib of the drafter; without either both caches of a device hold about as many tokens.", min=1
     )

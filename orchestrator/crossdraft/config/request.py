@@ -13,7 +13,7 @@ from crossdraft.config.fields import LeftOutFloat, LeftOutInt, option
 # Of `verification.methods`, which imports numpy.
 METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
 AUTO = "auto"  # in place of the name of a drafter: the fastest
-# Short names of fields, in keyword arguments, JSON and on the command line.
+# Short names of fields, in keyword arguments, JSON and on the command line (-k, --window, --wait).
 ALIASES = {"k": "num_speculative_tokens", "window": "max_draft_tokens", "wait": "min_draft_tokens"}
 
 
@@ -30,9 +30,7 @@ class Sampling:
     """How logits become a distribution; the names and the order are vLLM's."""
 
     temperature: float = option(LeftOutFloat(1.0), "Sampling temperature, 0 is greedy", min=0)
-    top_k: int = option(
-        LeftOutInt(0), "Sample from this many most probable tokens, 0 or -1 is all", min=-1, max=2**31 - 1
-    )
+    top_k: int = option(LeftOutInt(0), "Sample from so many likeliest tokens, 0 or -1 is all", min=-1, max=2**31 - 1)
     top_p: float = option(LeftOutFloat(1.0), "Sample from the most probable tokens of this total mass", above=0, max=1)
     min_p: float = option(LeftOutFloat(0.0), "Min probability of a token, as a share of the largest", min=0, max=1)
     repetition_penalty: float = option(LeftOutFloat(1.0), "As in transformers, 1 is none", min=0.01, max=100)
@@ -56,43 +54,20 @@ class Speculation:
 
     method: str | None = option(None, f"{', '.join(METHODS)}; by default the best for the models and the temperature.")
     num_speculative_tokens: int = option(
-        5,
-        "Draft tokens in a lock-step round (overlap off), or that a pass waits for (overlap on).",
-        "--num-speculative-tokens",
-        "-k",
-        min=1,
-        max=MOST_DRAFT_TOKENS,
+        5, "Draft tokens in a round (overlap off), or that a pass waits for (overlap on).", min=1, max=MOST_DRAFT_TOKENS
     )
     drafter_temperature: float | None = option(None, "Temperature of the drafter; by default the target's.", min=0)
-    overlap: Overlap = option(
-        Overlap.AUTO, "Draft on while the target verifies; off is lock-step, rounds of num_speculative_tokens."
-    )
+    overlap: Overlap = option(Overlap.AUTO, "Draft while the target verifies; off: rounds of num_speculative_tokens.")
     max_draft_tokens: int | None = option(
-        None,
-        "Max draft tokens ahead of what is verified.",
-        "--max-draft-tokens",
-        "--window",
-        min=1,
-        max=MOST_DRAFT_TOKENS,
+        None, "Max draft tokens ahead of what is verified.", min=1, max=MOST_DRAFT_TOKENS
     )
-    min_draft_tokens: int | None = option(
-        None, "Draft tokens that a target pass waits for.", "--min-draft-tokens", "--wait", min=0, max=MOST_DRAFT_TOKENS
-    )
+    min_draft_tokens: int | None = option(None, "Draft tokens that a pass waits for.", min=0, max=MOST_DRAFT_TOKENS)
     branches: int | None = option(
-        None,
-        "Draft tokens in each continuation prepared for a rejection; 0 prepares none.",
-        min=0,
-        max=MOST_DRAFT_TOKENS,
+        None, "Draft tokens in each continuation prepared for a rejection; 0: none.", min=0, max=MOST_DRAFT_TOKENS
     )
-    branch_width: int | None = option(
-        None, "Prepared continuations for each draft token.", min=1, max=MOST_DRAFT_TOKENS
-    )
+    branch_width: int | None = option(None, "Continuations for each draft token.", min=1, max=MOST_DRAFT_TOKENS)
     tree_nodes: int | None = option(
-        None,
-        "Nodes of a draft tree of depth num_speculative_tokens, 0 is a chain; with overlap auto, where it pays. Not "
-        "with slrs and tokentiming.",
-        min=0,
-        max=MOST_NODES,
+        None, "Nodes of a draft tree of depth num_speculative_tokens; 0 is a chain.", min=0, max=MOST_NODES
     )
     paths: int = option(2, "Max paths of a token tree in one pass; 1 is a chain.", min=1, max=MOST_PATHS)
     allow_inexact: bool = option(False, "Allow methods whose output does not follow the target's distribution.")
@@ -109,12 +84,8 @@ class Reading:
     truncate_prompt_tokens: int | None = option(
         None, "Only so many of the prompt's last tokens count; -1: all that fit.", min=-1, max=2**31 - 1
     )
-    prompt_logprobs: int | None = option(
-        None, "So many most probable ids at each token of the prompt.", min=0, max=MOST_LIKELY
-    )
-    cache_salt: str = option(
-        "", "Requests of one API key share the n-gram drafter's memory if this is equal; empty: nothing is shared."
-    )
+    prompt_logprobs: int | None = option(None, "Likeliest ids at each token of the prompt.", min=0, max=MOST_LIKELY)
+    cache_salt: str = option("", "Requests of a key with an equal one share the n-gram drafter's memory; empty: none.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +93,7 @@ class Watching:
     """What is checked and shown of it; not in HTTP."""
 
     audit: bool = option(False, "Check that the drafter's tokens are drawn from the distributions that it sends.")
-    speculation: bool = option(
-        False, "Speculation parallelism: with two targets, start a pass before the previous one has returned."
-    )
+    speculation: bool = option(False, "With two targets, start a pass before the one before it has returned.")
     explain: bool = option(False, "Show how far the controller decided to draft, and why.")
     record: Path | None = option(
         None, "Record what services and session did, and when, for ui.perfetto.dev or chrome://tracing.", metavar="FILE"

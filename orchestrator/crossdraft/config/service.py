@@ -33,9 +33,7 @@ class ProcessOptions:
     """What all processes that serve have, those of a cluster, too."""
 
     log_format: LogFormat = option(LogFormat.PLAIN, "Format of the log on standard error; json is one object a line.")
-    grace_seconds: float = option(
-        30.0, "Seconds that open sessions or requests may go on after SIGTERM.", min=0, max=3600
-    )
+    grace_seconds: float = option(30.0, "Seconds for what is open to end after SIGTERM.", min=0, max=3600)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +64,7 @@ class TlsOptions:
 class ServerCertificate:
     """TLS with clients; the options are named as vLLM's and uvicorn's."""
 
-    ssl_certfile: Path | None = option(
-        None, "Certificate for clients; by default nothing is encrypted.", metavar="FILE"
-    )
+    ssl_certfile: Path | None = option(None, "Certificate for clients; none: unencrypted.", metavar="FILE")
     ssl_keyfile: Path | None = option(None, "The key of --ssl-certfile.", metavar="FILE")
 
 
@@ -94,15 +90,9 @@ class SessionOptions(Checked):
 class Waits:
     """How long outputs wait for services."""
 
-    target_wait_seconds: float = option(
-        30.0, "Fail an output that has been without any target for this many seconds.", above=0, max=3600
-    )
+    target_wait_seconds: float = option(30.0, "Seconds without any target that fail an output.", above=0, max=3600)
     reply_wait_seconds: float = option(
-        30.0,
-        "Take a target or drafter for lost that owes a reply and has given no sign of life for this many seconds. "
-        "Each step that it makes is one: a long prompt may take longer.",
-        above=0,
-        max=3600,
+        30.0, "Seconds without a step or another sign of life until a service is taken for lost.", above=0, max=3600
     )
 
 
@@ -112,10 +102,7 @@ class ServiceOptions(ServerOptions, TlsOptions, SessionOptions):
 
     port: int = option(0, PORT, min=0, max=65535)
     max_message_mib: int = option(
-        32,
-        "Max size of a message, in MiB; messages of sessions may have a quarter of it, at least 8 MiB.",
-        min=1,
-        max=MAX_MIB,
+        32, "Max size of a message, in MiB; those of sessions a quarter of it, at least 8 MiB.", min=1, max=MAX_MIB
     )
     metrics_port: int | None = option(None, METRICS_PORT, metavar="PORT", min=0, max=65535)
 
@@ -137,9 +124,7 @@ class ServedTarget(TargetOptions, ModelChoice):
 class ServedDrafter(DrafterOptions, ModelChoice):
     """A drafter."""
 
-    logit_noise: float = option(
-        0.0, "For benchmarks: standard deviation of noise on the logits.", metavar="SIGMA", min=0
-    )
+    logit_noise: float = option(0.0, "For benchmarks: deviation of noise on logits.", metavar="SIGMA", min=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,7 +148,8 @@ def _calls(tools: ToolFormat, functions: Sequence[Function], most: int | None) -
     for one in functions:
         by_schema[one.schema].append(one.name)
     rules, ways = list[str](), list[str]()
-    for at, (schema, names) in enumerate(by_schema.items()):
+    for schema, names in by_schema.items():
+        at = functions.index(Function(names[0], schema))
         ways.append(rule := f"function_{at}_{re.sub('[^a-z0-9_]', '_', names[0].lower()[:64])}")
         heads = " | ".join(_quoted(f'{_quoted(name)}, "{tools.arguments}": ') for name in names)
         rules.append(f'{rule}: "{{\\"name\\": " ({heads}) {rule}_arguments "}}"\n{rule}_arguments: %json {schema}')

@@ -33,12 +33,14 @@ from numpy.typing import NDArray
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, to_bytes
 
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
-MAX_LENGTH = 2**16  # characters of a grammar
+MAX_LENGTH = 2**16  # characters of a grammar, but for the schemas on lines of rules, each of which has as many,
+MAX_WHOLE = 2**20  # and of all together
+SCHEMAS = re.compile(r"(?m)(?<=: %json )\{.*\}$")
 COSTLY = ("multipleOf", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
 COMPILING = 2  # threads
 TRIAL_SECONDS = 2  # of processor time that compiling may take
 TRIAL_BYTES = 4 << 30  # of memory addresses of a process that compiles, Python's own included
-TRIED = 256  # grammars whose trial is remembered
+TRIED = 64  # grammars whose trial is remembered
 REFUSED = "Grammar error: "
 # Of Lark's grammars: texts, regular expressions and comments; and outside of these, what is about tokens.
 QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#).*')
@@ -89,12 +91,21 @@ class Grammar:
         if self.kind not in [*GrammarKind]:
             raise ValueError(f"the kind of a grammar must be one of {', '.join(GrammarKind)}, got {self.kind!r}")
         object.__setattr__(self, "kind", GrammarKind(self.kind))
-        if not (isinstance(self.text, str) and 0 < len(self.text) <= MAX_LENGTH):
-            raise ValueError(f"a grammar, schemas of tools included, must be a text of 1 to {MAX_LENGTH} characters")
+        if not (isinstance(self.text, str) and 0 < self._longest <= MAX_LENGTH and len(self.text) <= MAX_WHOLE):
+            raise ValueError(
+                f"a grammar, or the schema of a tool, must be a text of 1 to {MAX_LENGTH} characters, "
+                f"and of {MAX_WHOLE} with the schemas of all tools"
+            )
         try:
             self.text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"a grammar must be Unicode text: {error.reason} at character {error.start}") from None
+
+    @property
+    def _longest(self) -> int:
+        """Characters of a part that the library follows by itself: by its own references only so deep."""
+        schemas = [len(one) for one in SCHEMAS.findall(self.text)] if self.kind is GrammarKind.EBNF else []
+        return max(len(self.text) - sum(schemas), *schemas, 0)
 
     @staticmethod
     def json(schema: str | dict[str, Any] | bool, **options: Any) -> "Grammar":

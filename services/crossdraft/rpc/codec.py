@@ -12,7 +12,7 @@ distribution by at most 3e-8 an id.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import accumulate, islice, repeat
@@ -22,6 +22,8 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
+from crossdraft.config.fields import LeftOut
+from crossdraft.config.request import Sampling
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.grammar import Grammar
@@ -53,6 +55,8 @@ NO_STATES = HiddenStates()
 FIRST_OF_SIDES = min(side.value for side in Side)
 Likely = tuple[tuple[int, float], ...]  # most probable ids and their log-probabilities
 ROLES = frozenset(role.value for role in ControlRole)
+# Of sampling options, for what is left out; models' own settings that are not zero are always said.
+DEFAULTS = {one.name: one.default for one in fields(Sampling) if not (isinstance(one.default, LeftOut) and one.default)}
 
 
 def check_max(count: int, most: int, name: str) -> None:
@@ -127,10 +131,10 @@ def decode_seconds(microseconds: int) -> float:
 
 
 def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
-    """Sampling options, in full: a field that is left to its default is zero."""
+    """Sampling options; those that have a default of DEFAULTS are unset."""
     bias = [pb.LogitBias(id=token, bias=bias) for token, bias in options.logit_bias]
     words = [pb.Ids(ids=word) for word in options.bad_word_ids]
-    changed: dict[str, Any] = {"top_k": options.top_k or None, "min_p": options.min_p or None}
+    changed: dict[str, Any] = {name: None for name, value in DEFAULTS.items() if getattr(options, name) == value}
     changed["grammar"] = options.grammar and pb.Grammar(**vars(options.grammar))
     return pb.SamplingOptions(**vars(options) | changed | {"logit_bias": bias, "bad_word_ids": words})
 

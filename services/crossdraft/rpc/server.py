@@ -76,20 +76,20 @@ class Listening:
         if not 0 <= self.grace_seconds < float("inf"):
             raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
 
-    def check_free(self) -> None:
-        """Raises CannotListen if a port cannot be had now, before a model is loaded. Names are left to the server."""
-        host = self.host.strip("[]")
-        for port, option in ((self.port or 0, ""), (self.metrics_port or 0, "--metrics-port")):
-            try:
-                with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
-                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-                    if self.shared:
-                        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                    tried.bind((host, port))
-            except socket.gaierror:
-                pass
-            except OSError as error:
-                raise CannotListen.at(f"{self.host}:{port}", error, option) from error
+    def check_free(self, option: str = "") -> None:
+        """Raises CannotListen, with the option that sets the port, if that cannot be had now, before a model is loaded.
+        Names are left to the server."""
+        host, port = self.host.strip("[]"), self.port or 0
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+                if self.shared:
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                tried.bind((host, port))
+        except socket.gaierror:
+            pass
+        except OSError as error:
+            raise CannotListen.at(f"{self.host}:{port}", error, option) from error
 
     @property
     def local(self) -> bool:

@@ -1,7 +1,7 @@
 """/v1/responses, as the official client sees it."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import openai
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from crossdraft.client import Reason
 from crossdraft.config.api import AnswerOptions, ReasoningParser
+from crossdraft.config.request import Sampling
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.serving.http import HttpOptions
 from crossdraft.types.request import Message
@@ -193,3 +194,10 @@ async def test_what_is_not_served_is_named(direct, outputs, body, param, text):
     assert (response.status_code, error["param"]) == (400, param), error
     assert text in error["message"]
     assert not outputs.requests
+
+
+async def test_every_sampling_parameter_of_chats_is_one_here(direct, outputs) -> None:
+    asked = {one.name: one.metadata.get("le", 1) for one in fields(Sampling)}
+    assert (await direct.post(PATH, json=ASKED | asked)).status_code == 200
+    (order,) = outputs.requests
+    assert {name: getattr(order.generation.options, name) for name in asked} == asked

@@ -5,17 +5,20 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from crossdraft.client import Grammar, Kind, Reason, Token
+from crossdraft.client import Grammar, Kind, Reason, RequestError, Token
 from crossdraft.config.api import AnswerOptions, ReasoningParser, ToolCallParser
 from crossdraft.serving.http import HttpOptions
 from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, AnswerForm
+from crossdraft.text.grammar import MAX_LENGTH
 from crossdraft.types.request import Message
 from tests.serving.fakes import TOY, FakeBackend
 from tests.serving.http.conftest import MESSAGES, Front, front
+from tests.serving.http.faults import fault
 from tests.text.test_answers import accepted
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["a", "b"]}}, "required": ["city"]}
@@ -261,3 +264,38 @@ def test_reasoning_of_any_length_comes_before_what_a_grammar_wants() -> None:
     assert accepted(grammar, f"<think>{'Hm <b>. ' * 100}</think>\n\nx")
     assert not accepted(grammar, "<think>Hm</think>y")
     assert (accepted(grammar, "x"), accepted(grammar, " x")) == (True, False)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_an_error_of_a_grammar_names_the_field_that_it_is_made_of(
+    direct: httpx.AsyncClient, outputs: FakeBackend, path: str
+) -> None:
+    async def named(rule: str, **asked: Any) -> str | None:
+        text = f"Grammar error: {rule}: failed to compile JSON schema: Invalid type: foo"
+        outputs.fault, outputs.fault_after = RequestError(text, "structured_outputs"), 0
+        param: str | None = fault(await direct.post(path, json=body | asked))["param"]
+        return param
+
+    chat = "chat" in path
+    body: dict[str, Any] = {"messages": ASKED["messages"]} if chat else {"input": "x"}
+    some = [WEATHER, {"type": "function", "function": {"name": "bad", "parameters": {"enum": ["foo"]}}}, TIME]
+    tools = some if chat else [{"type": "function", **one["function"]} for one in some]  # type: ignore[dict-item]
+    kind, form = {"type": "json_schema"}, {"name": "x", "schema": {}}
+    how = {"response_format": kind | {"json_schema": form}} if chat else {"text": {"format": kind | form}}
+    inner = "function.parameters" if chat else "parameters"
+    assert await named("function_1_bad_arguments", tools=tools, tool_choice="required") == f"tools.1.{inner}"
+    assert await named("no output is possible", tools=tools, tool_choice="required") == "tools"
+    assert await named("content", **how) == ("response_format" if chat else "text.format")
+
+
+async def test_schemas_of_many_tools_are_one_grammar(served: Front, outputs: FakeBackend) -> None:
+    long = {f"p{at}": {"type": "string", "description": "x" * 100, "enum": ["a", "b"]} for at in range(20)}
+    tools = [
+        {"type": "function", "function": {"name": f"f{at}", "parameters": {"properties": long, "title": f"{at}"}}}
+        for at in range(50)
+    ]
+    grammar = await grammar_of(served, outputs, tools=tools, tool_choice="required")
+    assert grammar is not None
+    assert len(grammar.text) > 2 * MAX_LENGTH
+    assert accepted(grammar, '<tool_call>\n{"name": "f49", "arguments": {"p0": "a"}}\n</tool_call>')
+    assert not accepted(grammar, '<tool_call>\n{"name": "f49", "arguments": {"p0": "c"}}\n</tool_call>')

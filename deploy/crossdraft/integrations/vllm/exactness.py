@@ -38,17 +38,10 @@ class Sampling(Enum):
 def expand(
     x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """What `expand_batch_to_tokens` is to do: each request's value as often as it has draft tokens.
+    """What `expand_batch_to_tokens` is to do: each request's value in x (requests,) as often as it has draft tokens,
+    with `replace_to` in place of `replace_from`: (num_tokens,), of the dtype of x.
 
-    Args:
-        x: shape (requests,).
-        cu_num_tokens: shape (requests,), integers: draft tokens up to each request, it included.
-        num_tokens: draft tokens of all requests.
-        replace_from: the value that is replaced,
-        replace_to: by this one.
-
-    Returns:
-        Shape (num_tokens,), dtype of `x`.
+    `cu_num_tokens`: shape (requests,), integers: draft tokens up to each request, it included.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)

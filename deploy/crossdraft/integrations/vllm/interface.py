@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from crossdraft.client.api import addresses_of
 from crossdraft.integrations.vllm.exactness import Sampling, ensure_exact
-from crossdraft.integrations.vllm.logs import show
 from crossdraft.integrations.vllm.proposals import Proposals
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.text.letters import Side
@@ -51,11 +50,7 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """What the environment says.
-
-    Raises:
-        ValueError: a variable is missing or cannot be used; the text names it.
-    """
+    """What the environment says. Raises ValueError: a variable is missing or cannot be used; the text names it."""
 
     drafters: tuple[str, ...]  # host:port
     tls: TlsFiles | None = None
@@ -80,6 +75,15 @@ class Options:
         wait = _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 20.0) / 1000
         flags = (_flag(f"CROSSDRAFT_{name}", environment) for name in ("ASSUME_GREEDY", "ANY_VLLM", "ALWAYS_DRAFT"))
         return Options(drafters, TlsFiles(*files) if files else None, wait, *flags)
+
+
+def show(log: logging.Logger) -> None:
+    """Let the lines of a logger, such as that of the whole package, say where they come from, unless handlers do."""
+    if log.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s crossdraft: %(message)s", "%m-%d %H:%M:%S"))
+    log.addHandler(handler)
 
 
 def _is_address(text: str) -> bool:
@@ -136,9 +140,6 @@ class RemoteDrafter:
 
     Its options are environment variables, see `docs/vllm.md`: CROSSDRAFT_DRAFTER has the drafters' addresses.
 
-    Args:
-        vllm_config: vLLM's `VllmConfig`.
-
     Raises:
         NotSupportedError: this vLLM is not supported.
         ValueError: a variable, a certificate, or the model's tokenizer cannot be used.
@@ -172,16 +173,10 @@ class RemoteDrafter:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: object = None,
     ) -> Drafts:
-        """Draft tokens for the next step.
+        """Draft token ids of each request for the next step, at most `num_speculative_tokens`, perhaps none.
 
-        Args:
-            sampled_token_ids: of each request those that this step has emitted; none while its prompt is being read.
-            num_tokens_no_spec: shape (requests or more,), how many ids each request has.
-            token_ids_cpu: shape (requests or more, max_model_len), the ids of each.
-            slot_mappings: not used.
-
-        Returns:
-            Draft token ids of each request, at most `num_speculative_tokens`, perhaps none.
+        `sampled_token_ids` are those that this step has emitted, none while a prompt is being read; a request has
+        `num_tokens_no_spec` (requests or more,) ids in `token_ids_cpu` (requests or more, max_model_len).
         """
         if self._proposals is None:
             return [[] for _ in sampled_token_ids]

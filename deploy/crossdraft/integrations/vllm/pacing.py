@@ -10,14 +10,14 @@ Chances are counted on all that drafts would have proposed, whether it was or no
 """
 
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from operator import mul
 
-from crossdraft.integrations.vllm.logs import Seldom
 from crossdraft.integrations.vllm.streams import Guess, Outcome, Pull
 from crossdraft.speculation.choice import PLAIN, ROUNDS, Choice, DraftSeen
 from crossdraft.speculation.contest import Account, Contest, Guesses
@@ -33,11 +33,13 @@ SPARE = 2  # target tokens asked for beyond two proposals: the second is drafted
 REPLIES = 4  # of a drafter in a step, at most if its tokens take long
 BRANCH = 2  # target tokens of a prepared continuation
 FEW = 2  # requests of a step that waits, as of many one always lacks its draft, or for which continuations are prepared
-LONGEST_WAIT = 0.08  # of a step of one request
+MAX_WAIT = 0.08  # of a step of one request
 SLACK = 1.2  # times a delay seen before that is waited for
 DELAYS = 16  # latest delays of first replies
 ALIKE = 0.5  # of a usual request's chance of its last token: a request with less proposes fewer
 SPEED_SECONDS = 2.0  # after which the speed of a step weighs 1/e
+FIRST_PAUSE = 60.0  # seconds between two lines of one kind; it doubles
+MAX_PAUSE = 3600.0
 
 
 class DrafterPace:
@@ -92,13 +94,8 @@ class Offer:
 
 
 class Pacing:
-    """The decisions of one vLLM engine.
-
-    Args:
-        most: draft tokens of a request in a step.
-        longest: seconds that a step waits at most, besides `LONGEST_WAIT`; 0: it never waits.
-        always: requests draft whether that pays or not.
-    """
+    """The decisions of one vLLM engine, for at most so many draft tokens of a request in a step. A step waits for at
+    most `longest` seconds, besides `MAX_WAIT`; 0: for none. `always`: requests draft whether that pays or not."""
 
     def __init__(self, most: int, longest: float, always: bool = False) -> None:
         arms = [Choice(depth, depth, False) for depth in (*(one for one in ROUNDS if one < most), most)]
@@ -158,9 +155,7 @@ class Pacing:
         in_a_step = self.target.seconds() / max(pace.step.seconds(), 1e-6) if self.target.known else each
         chunk = min(max(each, in_a_step / REPLIES), each * (self._most + 1))
         spare = self._requests <= FEW and in_a_step >= window
-        return Pull(
-            window, max(1, round(each)), min(window, max(1, round(chunk))), round(each * BRANCH) if spare else 0
-        )
+        return Pull(window, max(1, round(each)), min(window, max(1, round(chunk))), round(each * BRANCH) * spare)
 
     def wait(self, offers: Sequence[Offer], now: float) -> float:
         """Until when this step waits for draft tokens on their way, in seconds; `now`: it goes on with what is here."""
@@ -171,7 +166,7 @@ class Pacing:
 
     def _until(self, pace: DrafterPace, asked: float, now: float) -> float:
         """The time at which a wait for one request's first token brings the most, if the latest delays come again."""
-        longest = min(self._longest, LONGEST_WAIT * self.target.seconds())
+        longest = min(self._longest, MAX_WAIT * self.target.seconds())
         delays = sorted(one - (now - asked) for one in pace.delays if one > now - asked)
         gain, speed = worth_of_first(pace.chances(self._most, self._most)), self._speed.mean(0.0, 1e-9)
         best, until, waited = 0.0, now, 0.0
@@ -229,3 +224,20 @@ def worth_of_first(chances: Sequence[float]) -> float:
     first, second = (*chances, chances[-1])[:2]
     ahead: float = sum(accumulate(chances, mul)) / (1 + first - prod(chances) * first)
     return first - first * (1 - second) * ahead
+
+
+@dataclass(eq=False)
+class Seldom:
+    """Warns of what comes again and again, at most once a minute and then less and less often."""
+
+    log: logging.Logger
+    clock: Callable[[], float] = time.monotonic  # seconds
+    _pause: float = FIRST_PAUSE
+    _not_before: float = 0.0
+
+    def warning(self, text: str, *values: object) -> None:
+        now = self.clock()
+        if now < self._not_before:
+            return
+        self.log.warning(text, *values)
+        self._not_before, self._pause = now + self._pause, min(2 * self._pause, MAX_PAUSE)

@@ -8,6 +8,7 @@ acceptance and never correctness.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -26,17 +27,16 @@ def key_of(ids: TokenIds) -> Key:
     return len(ids), ids[:HEAD].tobytes(), ids[-TAIL:].tobytes()
 
 
+@dataclass(eq=False)
 class Prefixes(Generic[Request]):
-    """The requests that were seen, by their ids so far.
+    """The requests that were seen, by their ids so far."""
 
-    Args:
-        make: makes a request that was not seen before.
-        seconds: after which one that is not seen again is forgotten; preempted requests come back later than others.
-    """
+    make: Callable[[], Request]  # one that was not seen before
+    seconds: (
+        float  # after which one that is not seen again is forgotten; preempted requests come back later than others
+    )
 
-    def __init__(self, make: Callable[[], Request], seconds: float) -> None:
-        self._make = make
-        self._seconds = seconds
+    def __post_init__(self) -> None:
         # Requests with the same ids so far, and when each was seen, in seconds; the oldest keys first.
         self._known: dict[Key, deque[tuple[Request, float]]] = {}
 
@@ -44,16 +44,11 @@ class Prefixes(Generic[Request]):
         return sum(map(len, self._known.values()))
 
     def step(self, rows: Sequence[TokenIds], sampled: Sequence[int], now: float) -> list[Request]:
-        """The request of each row, in their order.
-
-        Args:
-            rows: all ids of each, those that were sampled now included.
-            sampled: how many these are, at least 1.
-            now: seconds of a monotonic clock.
-        """
+        """The request of each row, in their order. Rows have all ids, of which so many were `sampled` now, at least 1;
+        `now` is in seconds of a monotonic clock."""
         # All are taken before any is put back: one row's ids now may be what another's were.
         found = [self._take(ids[: len(ids) - count]) for ids, count in zip(rows, sampled, strict=True)]
-        requests = [self._make() if one is None else one for one in found]
+        requests = [self.make() if one is None else one for one in found]
         for ids, request in zip(rows, requests, strict=True):
             self._known.setdefault(key_of(ids), deque()).append((request, now))
         return requests
@@ -62,7 +57,7 @@ class Prefixes(Generic[Request]):
         """The requests that were not seen for too long, which are seen as new ones if they come back."""
         gone: list[Request] = []
         for key, waiting in list(self._known.items()):
-            while waiting and waiting[0][1] < now - self._seconds:
+            while waiting and waiting[0][1] < now - self.seconds:
                 gone.append(waiting.popleft()[0])
             if not waiting:
                 del self._known[key]

@@ -28,36 +28,24 @@ class Latest:
     draft_tokens: int  # proposed
 
 
+@dataclass(eq=False)
 class Proposals:
-    """The draft tokens of one vLLM engine's requests.
+    """The draft tokens of one vLLM engine's requests."""
 
-    Args:
-        addresses: host:port of the drafters.
-        target: the tokenizer of vLLM's model.
-        most: draft tokens of a request in a step.
-        longest_wait: seconds that a step is held up for draft tokens at most.
-        tls: certificates; None: plaintext.
-        always: requests draft whether that pays or not.
-        clock: seconds.
-    """
+    addresses: Sequence[str]  # host:port of the drafters
+    target: Tokenization  # of vLLM's model
+    most: int  # draft tokens of a request in a step
+    longest_wait: float  # seconds that a step is held up for draft tokens at most
+    tls: RenewedCredentials | None = None  # None: plaintext
+    always: bool = False  # requests draft whether that pays or not
+    clock: Callable[[], float] = time.monotonic  # seconds
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        target: Tokenization,
-        most: int,
-        longest_wait: float,
-        tls: RenewedCredentials | None = None,
-        always: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._most = most
-        self._pacing = Pacing(most, longest_wait, always)
-        self._stops = frozenset(target.vocabulary.stops)
-        self._prefixes = Prefixes(RequestState, FORGOTTEN_SECONDS)
-        self._services = DrafterServices(addresses, target, self._pacing, self._prefixes.forget, tls, clock)
-        self._letters = target.vocabulary.letters
+    def __post_init__(self) -> None:
+        self._pacing = Pacing(self.most, self.longest_wait, self.always)
+        self._prefixes, vocabulary = Prefixes(RequestState, FORGOTTEN_SECONDS), self.target.vocabulary
+        self._stops, self._letters = frozenset(vocabulary.stops), vocabulary.letters
+        forget = self._prefixes.forget
+        self._services = DrafterServices(self.addresses, self.target, self._pacing, forget, self.tls, self.clock)
         self._nothing = Offer(DrafterPace(), Guess(), Share())
         self._latest: Latest | None = None
 
@@ -69,14 +57,10 @@ class Proposals:
         self._services.stop()
 
     def step(self, rows: Sequence[TokenIds], sampled: Sequence[Sequence[int]], alone: bool) -> list[list[int]]:
-        """The draft tokens of each row, in their order.
-
-        Args:
-            rows: all ids of each request that emits tokens, those that were sampled now included.
-            sampled: these, at least one of each row.
-            alone: no other request shared the forward, such as one whose prompt is being read.
-        """
-        services, now = self._services, self._clock()
+        """The draft tokens of each row, in their order. Rows have all ids of requests that emit tokens, and end with
+        those that were `sampled` now, at least one; `alone`: no other request, such as one whose prompt is read, shared
+        the forward."""
+        services, now = self._services, self.clock()
         with services.lock:
             requests = self._prefixes.step(rows, [len(ids) for ids in sampled], now)
             if alone:
@@ -86,7 +70,7 @@ class Proposals:
                 self._emitted(request, ids)
             services.send(self._follow(requests, rows, drafting, now))
             drafts = self._proposed(requests, now) if drafting else [[] for _ in rows]
-            self._latest = Latest(now, self._clock(), requests, sum(map(len, drafts)))
+            self._latest = Latest(now, self.clock(), requests, sum(map(len, drafts)))
         return drafts
 
     def idle(self) -> None:
@@ -137,13 +121,13 @@ class Proposals:
         if session is None or not session.ready:
             return self._nothing
         stream = session.stream
-        return Offer(session.known.pace, stream.guess(self._most), stream.share, stream.asked)
+        return Offer(session.known.pace, stream.guess(self.most), stream.share, stream.asked)
 
     def _wait(self, requests: Sequence[RequestState], until: float) -> list[Offer]:
         """The offers when every draft has begun to arrive, or at a time; the lock is free meanwhile."""
         offers = [self._offer(request) for request in requests]
         while any(one.asked is not None for one in offers):
-            if not self._services.news.wait(max(0.0, until - self._clock())):
+            if not self._services.news.wait(max(0.0, until - self.clock())):
                 break
             offers = [self._offer(request) for request in requests]
         return offers

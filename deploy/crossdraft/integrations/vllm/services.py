@@ -17,8 +17,7 @@ from math import inf
 
 from crossdraft.client.discovery import Probe, read_tokenization
 from crossdraft.client.roster import Roster
-from crossdraft.integrations.vllm.logs import Seldom
-from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing
+from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing, Seldom
 from crossdraft.integrations.vllm.prefixes import TokenIds
 from crossdraft.integrations.vllm.streams import DrafterFaultError, DraftStream
 from crossdraft.rpc.clients import DrafterClient, LinkSession, Patience
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 # Then a drafter counts as lost; its requests are served without one meanwhile.
 DRAFTER_PATIENCE = Patience(reply_seconds=3.0)
 FIRST_PAUSE = 0.25  # seconds before a request whose session was lost tries another one; it doubles
-LONGEST_PAUSE = 8.0
+MAX_PAUSE = 8.0
 STOP_SECONDS = 5.0  # for saying goodbye to services
 TIDIED_EVERY = 2.0  # seconds between two looks for requests that are over
 GREEDY = SamplingOptions(temperature=0.0)  # without probabilities the likeliest token is the best draft
@@ -141,7 +140,7 @@ class DrafterSession:
         if request.session is self:
             request.session = None
             request.failures += 1
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(request.failures, 10))
+            pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(request.failures, 10))
             request.not_before = now + pause if blamed else inf
         if blamed:
             self._services.roster.failed(self.address, now)
@@ -149,37 +148,22 @@ class DrafterSession:
         self._services.news.notify_all()
 
 
+@dataclass(eq=False)
 class DrafterServices:
-    """The drafters at some addresses.
+    """The drafters at some addresses."""
 
-    Args:
-        addresses: host:port of each, at least one.
-        target: the tokenizer of vLLM's model.
-        pacing: is told what arrives.
-        tidy: called now and then, with the lock held; returns requests that are over.
-        tls: certificates; None: plaintext.
-        clock: seconds.
-    """
+    addresses: Sequence[str]  # host:port of each, at least one
+    target: Tokenization  # of vLLM's model
+    pacing: Pacing  # is told what arrives
+    tidy: Callable[[float], Sequence[RequestState]]  # called with the lock held; returns requests that are over
+    tls: RenewedCredentials | None = None  # None: plaintext
+    clock: Callable[[], float] = time.monotonic  # seconds
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        target: Tokenization,
-        pacing: Pacing,
-        tidy: Callable[[float], Sequence[RequestState]],
-        tls: RenewedCredentials | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.clock = clock
+    def __post_init__(self) -> None:
         self.lock = threading.Lock()
         self.news = threading.Condition(self.lock)  # a session was opened or lost, or draft tokens arrived
         self.roster: Roster[KnownDrafter] = Roster("drafter")
-        self.target = target
-        self.pacing = pacing
-        self.losses = Seldom(log, clock)  # of sessions
-        self._addresses = tuple(addresses)
-        self._tidy = tidy
-        self._tls = tls
+        self.losses = Seldom(log, self.clock)  # of sessions
         self._members: dict[str, Probe] = {}
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping: asyncio.Event | None = None
@@ -206,7 +190,7 @@ class DrafterServices:
         known = {address for address, member in self._members.items() if member.reachable}
         if now < request.not_before or not known:
             return
-        address = self.roster.take((), set(self._addresses) - known, now)
+        address = self.roster.take((), set(self.addresses) - known, now)
         if address is None:
             return
         request.session = DrafterSession(self, request, address, self.roster[address])
@@ -239,8 +223,8 @@ class DrafterServices:
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        for address in self._addresses:
-            client = DrafterClient(address, DRAFTER_PATIENCE, tls=self._tls)
+        for address in self.addresses:
+            client = DrafterClient(address, DRAFTER_PATIENCE, tls=self.tls)
             self._members[address] = Probe(client, self._welcome)
         self._started.set_result(asyncio.get_running_loop())
         tidying = asyncio.create_task(self._tidy_up())
@@ -274,7 +258,7 @@ class DrafterServices:
         while True:
             await asyncio.sleep(TIDIED_EVERY)
             with self.lock:
-                for request in self._tidy(self.clock()):
+                for request in self.tidy(self.clock()):
                     self.close(request)
 
 

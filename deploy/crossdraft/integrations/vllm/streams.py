@@ -20,7 +20,7 @@ from crossdraft.types.rows import Whose
 from crossdraft.types.trees import Path
 
 MEMORY = 50.0  # tokens after which a judged guess weighs 1/e: a request's text changes within a few lines
-MOST_BEHIND = 3  # steps of the target that a draft may be behind its text before it is begun anew
+MAX_BEHIND = 3  # steps of the target that a draft may be behind its text before it is begun anew
 
 Encode = Callable[[Letters], Path]  # text in mid-output to target ids; raises NotExpressible
 
@@ -61,12 +61,7 @@ class Pull:
 
 
 class DraftStream:
-    """The text of one request since the drafter was told its context, and the draft that goes on from there.
-
-    Args:
-        pair: the vocabularies of target and drafter.
-        encode: the target's tokenizer.
-    """
+    """The text of one request since the drafter was told its context, and the draft that goes on from there."""
 
     def __init__(self, pair: Pair, encode: Encode) -> None:
         self.share = Share(memory=MEMORY)  # of guessed tokens of this request that matched
@@ -99,12 +94,7 @@ class DraftStream:
         return Outcome(min(matched, guess.sure), missed and matched < guess.sure, edge)
 
     def follow(self, pull: Pull, now: float) -> Sequence[Draft | Advance]:
-        """What the drafter is to be told, so that it goes on from the text as it is now.
-
-        Args:
-            pull: how much is wanted.
-            now: seconds.
-        """
+        """What the drafter is to be told, so that it goes on from the text as it is `now`, in seconds."""
         epoch = self._epoch
         if epoch is None or epoch.contradicts(self._text) or self._lags(epoch):
             return [self._begin(pull, now)]
@@ -117,11 +107,8 @@ class DraftStream:
         return self._drafts.stop(now)
 
     def take(self, reply: Drafted, now: float) -> DraftSeen | None:
-        """A reply came; None if it is of an epoch that is over.
-
-        Raises:
-            DrafterFaultError: nothing of the kind was asked for.
-        """
+        """A reply came; None if it is of an epoch that is over. Raises DrafterFaultError: nothing of the kind was asked
+        for."""
         epoch = self._epoch
         if epoch is None or reply.epoch != epoch.number:
             return None
@@ -165,7 +152,7 @@ class DraftStream:
         """Whether the draft has been behind the text for long, and not because its first reply is still under way."""
         behind = epoch.start + len(epoch.drafted) <= len(self._text)
         self._behind = self._behind + 1 if behind and self.asked is None else 0
-        return self._behind > MOST_BEHIND
+        return self._behind > MAX_BEHIND
 
     def _fault_of(self, reply: Drafted) -> str:
         """What is wrong with a reply of the epoch; empty if nothing is."""

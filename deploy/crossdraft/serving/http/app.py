@@ -18,6 +18,7 @@ from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, own_names
 from crossdraft.serving.http.bodies import refusal_of_faults, route_class
+from crossdraft.serving.http.chats import DetokenizeBody, TokenizeBody
 from crossdraft.serving.http.errors import (
     ABSENT,
     BUG,
@@ -29,7 +30,7 @@ from crossdraft.serving.http.errors import (
     refusal_of_status,
 )
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
-from crossdraft.serving.http.requests import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.serving.http.response_api import Response as ResponseObject
 from crossdraft.serving.http.response_api import ResponsesBody, ResponseWriter
 from crossdraft.serving.http.responses import (
@@ -52,6 +53,7 @@ from crossdraft.types.output import ServedModel
 
 CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads it
 OWNER = "crossdraft"
+FIELD_KEY = "crossdraft.field_of"  # in the scope: as of `GenerationBody`
 FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"model": FaultReply}, "5XX": {"model": FaultReply}}
 EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # the events of a stream, with chunks as data
 Key = Security(HTTPBearer(auto_error=False, description="Needed if the server has API keys."))
@@ -134,84 +136,90 @@ async def _refused(request: Request, error: Exception) -> Response:
         case HTTPException():
             return reply_of(refusal_of_status(error, request.url.path))
     known = isinstance(error, (*FOREIGN, RefusedError))  # of others the server logs the error itself
-    return reply_of(refusal_of(error, request.scope[ID_KEY]) if known else BUG.refusal())
+    own = (request.scope[FIELD_KEY],) if FIELD_KEY in request.scope else ()
+    return reply_of(refusal_of(error, request.scope[ID_KEY], *own) if known else BUG.refusal())
 
 
-def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
-    responses: dict[int | str, dict[str, Any]] = {**FAULTS}
-    measured = options.answers.per_request_spec_decode_metrics is not SpeculativeMetrics.none
-    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses=responses, route_class=route_class(beside))
+class Outputs:
+    """Answers requests for outputs."""
 
-    @router.post("/completions", responses={200: {"model": Completion, **EVENTS}})
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    def __init__(self, backend: Backend, options: HttpOptions, beside: Beside) -> None:
+        self._backend, self._options, self._beside = backend, options, beside
+
+    async def completions(self, body: CompletionBody, request: Request) -> Response:
         """Outputs that go on from prompts."""
-        return await reply(request, body, CompletionFormat)
+        return await self._reply(request, body, CompletionFormat)
 
-    @router.post("/chat/completions", responses={200: {"model": ChatCompletion, **EVENTS}})
-    async def chat_completions(body: ChatBody, request: Request) -> Response:
+    async def chat_completions(self, body: ChatBody, request: Request) -> Response:
         """Outputs that go on with a chat."""
-        return await reply(request, body, ChatFormat)
+        return await self._reply(request, body, ChatFormat)
 
-    @router.post("/responses", responses={200: {"model": ResponseObject, **EVENTS}})
-    async def responses_(body: ResponsesBody, request: Request) -> Response:
+    async def responses_(self, body: ResponsesBody, request: Request) -> Response:
         """An answer to a chat, as items; nothing is stored."""
-        model, requests = await ordered(request, body.chat)
-        return await sent(request, body.stream, requests, ResponseWriter(body, model, request.scope[ID_KEY]))
+        request.scope[FIELD_KEY] = body.field_of
+        model, requests = await self._ordered(request, body.chat)
+        return await self._sent(request, body.stream, requests, ResponseWriter(body, model, request.scope[ID_KEY]))
 
-    def _checked(body: GenerationBody) -> str:
-        """The model that a body names, or the only one."""
-        model = _named(backend, body.model)
-        if body.num_outputs > options.max_choices:
+    async def _reply(self, request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
+        request_id = request.scope[ID_KEY]
+        request.scope[FIELD_KEY] = body.field_of
+        model, requests = await self._ordered(request, body)
+        asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
+        prompts = [(await self._backend.written(model, one)).ids for one in asked]
+        measured = self._options.answers.per_request_spec_decode_metrics is not SpeculativeMetrics.none
+        format = kind(body, model, request_id, prompts, measured)
+        return await self._sent(request, body.stream, requests, Replies(format, request_id, self._beside))
+
+    async def _ordered(self, request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
+        """The model of a request, and its outputs."""
+        model, most = _named(self._backend, body.model), self._options.max_choices
+        if body.num_outputs > most:
             outputs = f"n and the number of prompts make {body.num_outputs} outputs"
-            text = f"{outputs}; at most {options.max_choices} in one request"
-            raise RefusedError(400, text, INVALID, "too_many_choices", "n")
-        return model
+            raise RefusedError(400, f"{outputs}; at most {most} in one request", INVALID, "too_many_choices", "n")
+        body.cache_salt = scope_of(request.headers.get("authorization"), body.cache_salt, self._options.keys)
+        size = len(await request.body())
+        if isinstance(body, ChatBody):
+            await self._beside.run(size, lambda: body.prompts)
+            body.write(await self._tool_format(body, model), await self._reasoning(body, model))
+        return model, await self._beside.run(size, body.output_requests, model, request.scope[ID_KEY])
 
-    async def _tool_format(body: ChatBody, model: str) -> ToolFormat | None:
-        name: str = options.answers.tool_call_parser
+    async def _tool_format(self, body: ChatBody, model: str) -> ToolFormat | None:
+        name: str = self._options.answers.tool_call_parser
         if not body.usable:
             return None
         if name == ToolCallParser.auto:
-            name = next((one.tool_format for one in await backend.models() if one.name == model), "")
+            name = next((one.tool_format for one in await self._backend.models() if one.name == model), "")
         found = TOOL_FORMATS[name or ToolCallParser.json]
-        if found.spelled and not (await backend.written(model, found.begin, special=False)).plain:
+        if found.spelled and not (await self._backend.written(model, found.begin, special=False)).plain:
             found = replace(found, spelled=False)  # here the mark is a control symbol
         return found
 
-    async def _reasoning(body: ChatBody, model: str) -> Reasoning | None:
+    async def _reasoning(self, body: ChatBody, model: str) -> Reasoning | None:
         """How an answer to this prompt has it."""
-        marks = REASONINGS.get(options.answers.reasoning_parser)
-        return None if marks is None else after(marks, (await backend.written(model, body.prompts[0])).text)
+        marks = REASONINGS.get(self._options.answers.reasoning_parser)
+        return None if marks is None else after(marks, (await self._backend.written(model, body.prompts[0])).text)
 
-    async def ordered(request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
-        """The model of a request, and its outputs."""
-        model = _checked(body)
-        body.cache_salt = scope_of(request.headers.get("authorization"), body.cache_salt, options.keys)
-        size = len(await request.body())
-        if isinstance(body, ChatBody):
-            await beside.run(size, lambda: body.prompts)
-            body.write(await _tool_format(body, model), await _reasoning(body, model))
-        return model, await beside.run(size, body.output_requests, model, request.scope[ID_KEY])
-
-    async def reply(request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
-        request_id = request.scope[ID_KEY]
-        model, requests = await ordered(request, body)
-        asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
-        prompts = [(await backend.written(model, one)).ids for one in asked]
-        format = kind(body, model, request_id, prompts, measured)
-        return await sent(request, body.stream, requests, Replies(format, request_id, beside))
-
-    async def sent(
-        request: Request, stream: bool, requests: Sequence[OutputRequest], writer: Replies | ResponseWriter
+    async def _sent(
+        self, request: Request, stream: bool, requests: Sequence[OutputRequest], writer: Replies | ResponseWriter
     ) -> Response:
-        coming = merged([backend.stream(one) for one in requests])
+        coming = merged([self._backend.stream(one) for one in requests])
         if not stream:
             answer = await unless_gone(request.receive, writer.whole(coming))
             return Response(answer, media_type="application/json")
         # An error before the first item has a status of its own.
         first = await unless_gone(request.receive, anext(coming))
-        return EventStream(writer.stream(first, coming), writer.fault, options.stalled_seconds)
+        return EventStream(writer.stream(first, coming), writer.fault, self._options.stalled_seconds)
 
+
+def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
+    outputs = Outputs(backend, options, beside)
+    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
+    for path, answer, model in (
+        ("/completions", outputs.completions, Completion),
+        ("/chat/completions", outputs.chat_completions, ChatCompletion),
+        ("/responses", outputs.responses_, ResponseObject),
+    ):
+        router.add_api_route(path, answer, methods=["POST"], responses={200: {"model": model, **EVENTS}})
     return router
 
 

@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from crossdraft.rpc.event_loop import Beside
+from crossdraft.serving.http.chats import MAX_DEPTH, UNSERVED, deep
 from crossdraft.serving.http.errors import INVALID, RefusedError
-from crossdraft.serving.http.requests import DEEPEST, UNSERVED, deep
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Fault = Any  # pydantic's ErrorDetails
 NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
 NO_TEXT = "the body is not JSON: it is not UTF-8, is nested too deeply, or has a number of too many digits"
-MOST_PARTS = 100_000  # strings, lists and objects of a body, which are made in less than 0.1 s
-TOO_MANY = f"the body has more than {MOST_PARTS} strings, lists and objects; send less"
+MAX_PARTS = 100_000  # strings, lists and objects of a body, which are made in less than 0.1 s
+TOO_MANY = f"the body has more than {MAX_PARTS} strings, lists and objects; send less"
 SHOWN = 60  # characters of a value
 
 
@@ -64,10 +64,10 @@ def parsed(raw: bytes, kind: type[ModelT]) -> ModelT:
 def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
     try:
         text = raw.decode(json.detect_encoding(raw), "surrogatepass")
-        if _parts(text) > MOST_PARTS:
+        if _parts(text) > MAX_PARTS:
             return RefusedError(400, TOO_MANY, INVALID, "invalid_value")
         body = json.loads(text)
-        if text.count("[") + text.count("{") > DEEPEST and deep(body):
+        if text.count("[") + text.count("{") > MAX_DEPTH and deep(body):
             return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
     except json.JSONDecodeError as error:
         text = f"the body is not JSON: {error.msg} at character {error.pos}"
@@ -81,10 +81,10 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
 
 
 def _parts(text: str) -> int:
-    """How many strings, lists and objects a JSON text has; exact up to MOST_PARTS."""
-    if len(text) <= MOST_PARTS:
+    """How many strings, lists and objects a JSON text has; exact up to MAX_PARTS."""
+    if len(text) <= MAX_PARTS:
         return 0
-    outside = text.replace("\\\\", "").replace('\\"', "").split('"', 2 * MOST_PARTS)[::2]
+    outside = text.replace("\\\\", "").replace('\\"', "").split('"', 2 * MAX_PARTS)[::2]
     return len(outside) + sum(one.count("[") + one.count("{") for one in outside)
 
 

@@ -22,7 +22,7 @@ from crossdraft.serving.http.errors import INVALID, RefusedError
 
 log = logging.getLogger(__name__)
 LIMITS = "CROSSDRAFT_CONNECTION_LIMITS"  # in the environment of `limit_uvicorn`: a JSON object, or the defaults
-MOST_PIPELINED = 64  # requests that a client may send before it has been answered
+MAX_PIPELINED = 64  # requests that a client may send before it has been answered
 KEPT = 32  # file handles for everything but connections, besides a quarter of the others
 
 
@@ -96,7 +96,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """As uvicorn's; ends the parser where thousands of requests have come in one piece."""
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             self.give_up("too many requests wait for replies")
             raise ConnectionAbortedError
         self._pending = max(1, self._pending)  # none is counted of what came with the end of another request

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
@@ -80,9 +80,7 @@ TOO_LONG = Meaning(400, INVALID, "context_length_exceeded")
 # The texts of services name addresses, which clients must not see: these go into the log only.
 ABSENT = Meaning(503, "server_error", "service_unavailable", "no target can be reached now; try again later")
 LATE = Meaning(504, "server_error", "timeout", "no target answered in time; try again later")
-REPLACED = Meaning(
-    503, "server_error", "model_replaced", "the model was replaced by another while this was being made; ask again"
-)
+REPLACED = Meaning(503, "server_error", "model_replaced", "the model was replaced meanwhile; ask again")
 ENDS = Meaning(503, "server_error", "service_unavailable", "the server ends; ask again later")
 BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log says why")
 # The first class that an error is an instance of decides: subclasses stand before their bases.
@@ -113,13 +111,16 @@ MEANINGS: Mapping[type[Exception], Meaning] = {
     errors.CannotListen: BUG,
 }
 FOREIGN = tuple(MEANINGS)
+# Fields that other errors than RequestError are about.
+PARAMS = {UnknownDrafterError: "speculative.drafter", UnknownModelError: "model", errors.NameUnknown: "model"}
+FieldOf = Callable[[RequestError], str | None]
 SPECULATIVE = re.compile(rf"(?<![\w.'])({'|'.join(name for name in Speculative.model_fields if '_' in name)})\b")
 # OpenAI's codes for errors of the framework, by status.
 CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
-def refusal_of(error: Exception, request_id: str) -> RefusedError:
-    """The reply to one of the FOREIGN errors; `request_id` is for the log."""
+def refusal_of(error: Exception, request_id: str, field_of: FieldOf = lambda error: error.field) -> RefusedError:
+    """The reply to one of the FOREIGN errors; `request_id` is for the log, `field_of` names the body's field."""
     if isinstance(error, RefusedError):
         return error
     meaning = next((MEANINGS[kind] for kind in FOREIGN if isinstance(error, kind)), BUG)
@@ -129,21 +130,9 @@ def refusal_of(error: Exception, request_id: str) -> RefusedError:
     text = errors.without_addresses(str(error)) if isinstance(error, errors.ServiceError) else str(error)
     after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
     text = SPECULATIVE.sub(r"speculative.\g<0>", text)  # fields as they are named in a body
-    return meaning.refusal(text, param_of(error), after if meaning.status == 429 else None)
-
-
-def param_of(error: Exception) -> str | None:
-    """The path of the body's field that an error is about; None if it is about none, or several."""
-    match error:
-        case UnknownDrafterError():
-            return "speculative.drafter"
-        case UnknownModelError() | errors.NameUnknown():
-            return "model"
-        case RequestError(field=field) if field in Speculative.model_fields:
-            return f"speculative.{field}"
-        case RequestError(field=field):
-            return field or None
-    return None
+    param = next((name for kind, name in PARAMS.items() if isinstance(error, kind)), None)
+    param = (field_of(error) or None) if isinstance(error, RequestError) else param
+    return meaning.refusal(text, param, after if meaning.status == 429 else None)
 
 
 def refusal_of_status(error: HTTPException, path: str) -> RefusedError:

@@ -5,20 +5,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from crossdraft.config.api import AnswerOptions
+from crossdraft.config.api import AnswerOptions, HttpSettings
+from crossdraft.config.fields import part_of
 from crossdraft.rpc.event_loop import MEDIUM
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
 from crossdraft.serving.backend import MIN_RETRY_SECONDS
 from crossdraft.serving.http.errors import BUSY, ENDS, INVALID, RefusedError, refusal_of
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
 
+MIB = 2**20
 GUARDED = "/v1"
 TOKENIZING = ("/tokenize", "/detokenize")  # vLLM has them outside, too; as they cost work, a key is needed
 LOAD_KEY = "crossdraft.load"  # in the scope: requests for outputs that were under way
@@ -29,13 +31,25 @@ ID_KEY = "crossdraft.request"  # in the scope
 class HttpOptions(GenerationOptions):
     """Keys and limits of clients under /v1, and metrics."""
 
-    max_bytes: int = 4 * 2**20  # of a request's body
-    max_held_bytes: int = 256 * 2**20  # of the bodies of all requests under way; beyond it only small ones are taken
+    max_bytes: int = 4 * MIB  # of a request's body
+    max_held_bytes: int = 256 * MIB  # of the bodies of all requests under way; beyond it only small ones are taken
     max_choices: int = 32  # outputs of one request
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     # For /metrics: from the header `Accept` to the text and its type.
     metrics: Callable[[str], tuple[bytes, str]] | None = None
     cors: Mapping[str, Any] = field(default_factory=dict)  # arguments of CORSMiddleware; none: no other server's page
+
+    @classmethod
+    def stated(cls, http: HttpSettings, limits: GenerationOptions, max_outputs: int = 2**31) -> Self:
+        """What the settings say, for a server of so many outputs at once."""
+        return cls(
+            **vars(limits),
+            max_bytes=int(http.max_body_mib * MIB),
+            max_held_bytes=int(http.max_bodies_mib * MIB),
+            max_choices=min(http.max_choices, max_outputs),
+            answers=part_of(AnswerOptions, http),
+            cors=http.cors,
+        )
 
 
 class Gate:

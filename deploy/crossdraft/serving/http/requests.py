@@ -5,95 +5,58 @@ its `OutputRequest`s, one for each prompt and choice.
 """
 
 import dataclasses
-import json
+import re
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from itertools import islice
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     StrictBool,
-    StrictInt,
-    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticKnownError
 
 from crossdraft.client import GenerationRequest, RequestError, SamplingOptions
 from crossdraft.config import MOST_LIKELY
 from crossdraft.config.fields import LeftOut, LeftOutInt, typed
 from crossdraft.config.request import ALIASES, Output, Reading, Sampling, Speculation
 from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
-from crossdraft.text.answers import AnswerForm, Function, Reasoning, ToolFormat
-from crossdraft.types.request import Chat, Grammar, Message, Prompt
+from crossdraft.serving.http.chats import (
+    MAX_TOKENS,
+    NO_BOOLEAN,
+    Body,
+    FunctionBody,
+    Ids,
+    Messages,
+    TemplateFields,
+    Text,
+    TokenId,
+    Tokens,
+    ToolChoice,
+    few,
+    read_choice,
+    unicode,
+)
+from crossdraft.text.answers import AnswerForm, Reasoning, ToolFormat
+from crossdraft.types.request import Grammar, Prompt
 
-MAX_TOKENS = 2**20  # of an output; the context of the target is shorter
 WHAT_FITS = LeftOutInt(MAX_TOKENS)
 MAX_STOPS = 16
 MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
-MAX_MESSAGES = 4096
-MAX_TOOLS = 512
-DEEPEST = 128  # objects and lists in each other: far from where recursion ends
-MAX_ENTRIES = 1024  # of `logit_bias` and `metadata`
-MAX_FIELDS = 128  # of an object: more than any has
 PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
+GRAMMAR = "structured_outputs"  # the field of a request that errors of grammars are about
+OF_FUNCTION = re.compile(r"\bfunction_(\d+)_\w*_arguments\b")  # a rule of `text.answers`, in an error
 ONE_KIND = "one kind of structured outputs constraint"
 OLDER = ("json", "regex", "choice", "grammar")  # kinds that vLLM called guided_json and so on
-EMPTY: Sequence[object] = (False, "", [], {})  # 0 is equal to the first
-# Fields of OpenAI's and vLLM's requests, and values with which they ask for nothing. Those that are neither here nor
-# served are taken for mistakes.
-UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
-    (
-        "add_special_tokens", "audio", "chat_template", "context_management", "conversation",
-        "disable_additional_properties", "documents", "early_stopping", "echo", "functions", "kv_transfer_params",
-        "logits_processors", "max_tool_calls", "mm_processor_kwargs", "moderation", "prediction",
-        "previous_response_id", "priority", "prompt_embeds", "request_id", "return_tokens_as_token_ids",
-        "structural_tag", "top_logprobs", "use_beam_search", "vllm_xargs", "web_search_options",
-    ), EMPTY,
-) | {
-    "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
-    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
-    "verbosity": ("medium",),
-}  # fmt: skip
-
-
-def deep(value: object) -> bool:
-    """Whether it is nested deeper than anything may be."""
-    level = [value]
-    for _ in range(DEEPEST):
-        parts = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [part for within in parts for part in within]
-    return bool(level)
-
-
-def _unicode(text: str) -> str:
-    """JSON can bring halves of surrogate pairs, which UTF-8 cannot write."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"it is not Unicode text: {error.reason} at character {error.start}") from None
-    return text
-
-
-def _no_boolean(value: object) -> object:
-    """Refuses true and false, which pydantic would take for 1 and 0."""
-    if isinstance(value, bool):
-        raise ValueError("it must be a number, not true or false")
-    return value
 
 
 def _schema(value: object) -> object:
@@ -102,61 +65,14 @@ def _schema(value: object) -> object:
     return value
 
 
-def _few(value: object) -> object:
-    """Refuses many entries before each of them is found wrong by itself."""
-    if isinstance(value, dict) and len(value) > MAX_ENTRIES:
-        raise ValueError(f"it must have at most {MAX_ENTRIES} entries, not {len(value)}")
-    return value
-
-
-Text = Annotated[str, AfterValidator(_unicode)]
 Schema = Annotated[Text | dict[str, Any], BeforeValidator(_schema)]
-Name = Annotated[str, Field(max_length=1000), AfterValidator(_unicode)]
-NO_BOOLEAN = BeforeValidator(_no_boolean)
+Name = Annotated[str, Field(max_length=1000), AfterValidator(unicode)]
 Whole = Annotated[int, NO_BOOLEAN]
 # Where a type is nested in another, Field must stand before NO_BOOLEAN: else pydantic writes `ge` and `le` into the
 # OpenAPI document instead of JSON Schema's `minimum` and `maximum`.
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False), NO_BOOLEAN]
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
-TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
-# Of a long list only the first fault is wanted.
-Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
-Some = Annotated[str, Field(min_length=1), AfterValidator(_unicode)]  # in this order an empty one is still "a string"
-
-
-def _nothing(value: object) -> object:
-    """Refuses what is not served."""
-    if value:
-        raise PydanticKnownError("too_long", {"field_type": "List", "max_length": 0, "actual_length": 1})
-    return None
-
-
-Nothing = Annotated[object, AfterValidator(_nothing), Field(description="Not served.")]
-
-
-class Body(BaseModel):
-    """A JSON object; unknown fields are errors, and null or a neutral value means that a field is left out."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _what_asks(cls, data: object) -> object:
-        if not isinstance(data, dict):
-            return data
-        asking = (
-            (name, value)
-            for name, value in data.items()
-            if value is not None and (name in cls.model_fields or value not in UNSERVED.get(name, ()))
-        )
-        return dict(islice(asking, MAX_FIELDS))  # more than it has: one of them is unknown
-
-
-class Part(Body):
-    """A part of a chat. What it has besides, such as an answer that is sent again, is not for the model."""
-
-    model_config = ConfigDict(extra="ignore")
+Some = Annotated[str, Field(min_length=1), AfterValidator(unicode)]  # in this order an empty one is still "a string"
 
 
 def _body_of(*records: type, without: tuple[str, ...] = ()) -> Any:
@@ -250,7 +166,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
 
     model: str | None = Field(None, max_length=500, description="May be left out where only one is served.")
     n: Whole = Field(1, ge=1, le=128)
-    logit_bias: Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], Bias], BeforeValidator(_few)] | None = None
+    logit_bias: Annotated[dict[Annotated[int, Field(ge=0, lt=2**31)], Bias], BeforeValidator(few)] | None = None
     stop: Some | Annotated[list[Some], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stop_token_ids: list[TokenId] = Field([], max_length=MAX_IDS, fail_fast=True)
     allowed_token_ids: Ids | None = None
@@ -269,12 +185,13 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     # Accepted, and without effect on the output.
     guided_decoding_backend: str | None = None
     user: str | None = None
-    metadata: Annotated[dict[str, str], BeforeValidator(_few)] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(few)] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    _grammar_in: str = PrivateAttr(GRAMMAR)  # the field that says what the output is to be
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -332,11 +249,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return ""
 
     def output_requests(self, model: str, request_id: str) -> tuple[OutputRequest, ...]:
-        """One for each choice, those of the first prompt first.
-
-        Raises:
-            RequestError: fields do not go together.
-        """
+        """One for each choice, those of the first prompt first. Raises RequestError: fields do not go together."""
         first, *others = self.prompts
         generation = self._generation(first)
         different = [generation, *(replace(generation, prompt=prompt) for prompt in others)]
@@ -345,6 +258,12 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         chosen = self.speculative.drafter
         drafter, trace = (DECODE_PLAINLY if chosen == PLAIN_DECODING else chosen), self.speculative.trace
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
+
+    def field_of(self, error: RequestError) -> str | None:
+        """The path of the field that an error is about; None if it is about none, or several."""
+        if error.field in Speculative.model_fields:
+            return f"speculative.{error.field}"
+        return self._grammar_in if error.field == GRAMMAR else error.field or None
 
     def _generation(self, prompt: Prompt) -> GenerationRequest:
         sampling: dict[str, Any] = given_of(SamplingOptions, self) | {
@@ -365,21 +284,22 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
             "logprobs": self.num_logprobs,
             "prompt_logprobs": self.num_prompt_logprobs,
         }
-        return GenerationRequest(
-            **given_of(GenerationRequest, self) | given_of(GenerationRequest, self.speculative) | changed
-        )
+        return GenerationRequest(**given_of(GenerationRequest, self, self.speculative) | changed)
 
     def _grammar(self) -> Grammar | None:
         """What the output is to be, whichever way it is said; raises ValueError."""
         format, outputs = self.response_format, self.structured_outputs
-        older = {name: value for name in OLDER if (value := getattr(self, f"guided_{name}")) is not None}
-        ways = [older, {} if format is None else format.asked, {} if outputs is None else outputs.asked]
-        given = [one for way in ways for one in way.items()]
+        older = {name: getattr(self, f"guided_{name}") for name in OLDER}
+        ways = {f"guided_{name}": {name: value} for name, value in older.items() if value is not None}
+        ways |= {} if format is None else {"response_format": format.asked}
+        ways |= {} if outputs is None else {GRAMMAR: outputs.asked}
+        given = [(kind, value) for way in ways.values() for kind, value in way.items()]
         if outputs is not None and not given:
-            raise RequestError(f"You must use {ONE_KIND} but none are specified", "structured_outputs")
+            raise RequestError(f"You must use {ONE_KIND} but none are specified", GRAMMAR)
         if len(given) > 1:
             kinds = ", ".join(name for name, _ in given)
-            raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", "structured_outputs")
+            raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", GRAMMAR)
+        self._grammar_in = next((name for name, way in ways.items() if way), GRAMMAR)
         pattern = (outputs and outputs.whitespace_pattern) or self.guided_whitespace_pattern
         space: dict[str, Any] = {} if pattern is None else {"whitespace_pattern": pattern}
         space |= {"whitespace_flexible": False} if outputs is not None and outputs.disable_any_whitespace else {}
@@ -390,9 +310,10 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return None
 
 
-def given_of(record: type, body: Body) -> dict[str, Any]:
-    """What a body gives of the fields of a record, lists as tuples; what is left out is missing."""
-    named = ((one.name, getattr(body, one.name)) for one in fields(record) if one.name in type(body).model_fields)
+def given_of(record: type, *bodies: Body) -> dict[str, Any]:
+    """What bodies give of the fields of a record, lists as tuples; what is left out is missing."""
+    known = ((one.name, body) for one in fields(record) for body in bodies if one.name in type(body).model_fields)
+    named = ((name, getattr(body, name)) for name, body in known)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in named if value is not None}
 
 
@@ -451,179 +372,6 @@ class CompletionBody(GenerationBody):
         return str(self.prompts[index // self.n]) if self.echo and not self.echoes_tokens else ""
 
 
-class FunctionBody(Part):
-    """What a model may call."""
-
-    name: Annotated[Text, Field(min_length=1, max_length=256)]
-    description: Text | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; by default it has nothing.")
-    strict: StrictBool | None = Field(
-        None, description="With tool_choice auto: arguments are by the schema, not any object."
-    )
-
-    @field_validator("parameters")
-    @classmethod
-    def _of_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-        if parameters is not None and parameters.get("type", "object") != "object":
-            raise ValueError('its type must be "object": arguments are one')
-        return parameters
-
-    def function(self, any_object: bool = False) -> Function:
-        """With the schema of its arguments, or that of any object."""
-        none: dict[str, Any] = {"properties": {}, "additionalProperties": False}
-        asked = {} if any_object else none if self.parameters is None else self.parameters
-        return Function(self.name, json.dumps({"type": "object"} | asked))
-
-
-class ToolType(Part):
-    """The type of a tool."""
-
-    type: Literal["function"]
-
-
-class ToolBody(ToolType):
-    """A tool."""
-
-    function: FunctionBody
-
-
-def read_choice(value: Any) -> tuple[str, list[str]]:
-    """What `tool_choice` says, in the form of chats or of /v1/responses: none, auto, required, named or allowed, the
-    last one with `auto` or `required`, and the functions that it names. Raises ValueError."""
-    try:
-        if value in ("none", "auto", "required"):
-            return value, []
-        inner = value.get("allowed_tools", value)
-        named = {"function": [value], "allowed_tools": inner.get("tools")}[value["type"]]
-        mode = "named" if value["type"] == "function" else f"allowed {inner['mode']}"
-        names = [one.get("function", one)["name"] for one in named]
-        known = mode in ("named", "allowed auto", "allowed required")
-        if names and known and all(isinstance(one, str) for one in names):
-            return mode, names
-    except (AttributeError, KeyError, TypeError):
-        pass  # it is none of these
-    raise ValueError(
-        'it must be "none", "auto", "required", or an object: of type "function", with the name of one, or of type '
-        '"allowed_tools", with mode "auto" or "required" and tools'
-    )
-
-
-def _choice(value: object) -> object:
-    read_choice(value)
-    return value
-
-
-ToolChoice = Annotated[str | dict[str, Any], BeforeValidator(_choice)]
-
-
-class CalledFunction(Part):
-    """What was called."""
-
-    name: Text
-    arguments: Text | dict[str, Any] | None = Field(None, description="JSON, as the model has written it.")
-
-
-class CallBody(Part):
-    """A call in a message of the assistant."""
-
-    id: Text | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-    @property
-    def shown(self) -> dict[str, Any]:
-        """As chat templates read it, with arguments as an object, if they are one."""
-        arguments: object = self.function.arguments or {}
-        with suppress(ValueError, RecursionError):  # the model may have written something else: it is shown as it is
-            found = json.loads(arguments) if isinstance(arguments, str) else arguments
-            arguments = arguments if deep(found) else found
-        called = {"name": self.function.name, "arguments": arguments}
-        return ({} if self.id is None else {"id": self.id}) | {"type": self.type, "function": called}
-
-
-class TextPart(Part):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class MessageBody(Part):
-    """A message of a chat."""
-
-    role: Annotated[Text, Field(min_length=1, max_length=100)]
-    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = Field(
-        None, validate_default=True, description="May be null in messages of the assistant."
-    )
-    name: str | None = Field(None, description="Of a tool; of others it is not shown to the model.")
-    tool_calls: Annotated[list[CallBody], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_call_id: Text | None = Field(None, description="Of the call whose result this is.")
-    reasoning: object = Field(None, description="Of the assistant; templates show it as they like.")
-    reasoning_content: object = Field(None, description="Its older name.")
-    function_call: Nothing = None
-    audio: Nothing = None
-
-    @field_validator("content")
-    @classmethod
-    def _of_assistant(cls, content: object, info: ValidationInfo) -> object:
-        if content is None and info.data.get("role") != "assistant":
-            raise ValueError("it is required")
-        return content
-
-    @property
-    def message(self) -> Message:
-        """Its parts joined; `developer` is OpenAI's newer name of `system`, which chat templates do not know."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        given: dict[str, object] = {}  # what else the template may show
-        if self.role == "tool":
-            given = {"tool_call_id": self.tool_call_id, "name": self.name}
-        elif self.role == "assistant":
-            reasoning = self.reasoning or self.reasoning_content
-            calls = [one.shown for one in self.tool_calls or ()]
-            given = {"tool_calls": calls, "reasoning_content": reasoning if isinstance(reasoning, str) else ""}
-        shown = {name: value for name, value in given.items() if value}
-        role = "system" if self.role == "developer" else self.role
-        return Message(role, text, json.dumps(shown) if shown else "")
-
-
-Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-
-
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-class TemplateFields(Body):
-    """How the chat template is used."""
-
-    add_generation_prompt: StrictBool = Field(True, description="Begin an answer after the last message.")
-    continue_final_message: StrictBool = Field(False, description="Go on with the last message.")
-    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few)] | None = None
-    reasoning_effort: Effort | None = Field(None, description="For the template; none: enable_thinking is false, too.")
-    tools: list[ToolBody] = Field([], max_length=MAX_TOOLS, fail_fast=True)
-
-    @field_validator("tools")
-    @classmethod
-    def _differ(cls, tools: list[ToolBody]) -> list[ToolBody]:
-        if twice := [name for name, count in Counter(one.function.name for one in tools).items() if count > 1]:
-            raise ValueError(f"their names must differ, and {twice[0]!r} is there more than once")
-        return tools
-
-    @property
-    def usable(self) -> list[FunctionBody]:
-        """What the model is told that it may call."""
-        return [one.function for one in self.tools]
-
-    def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
-        tools = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.usable]
-        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        effort |= {"enable_thinking": False} if self.reasoning_effort == "none" else {}
-        given = {**effort, **(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
-        settings = json.dumps(given) if given else ""
-        said = tuple(one.message for one in messages)
-        return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
-
-
 class ChatBody(TemplateFields, GenerationBody):
     """POST /v1/chat/completions."""
 
@@ -680,14 +428,28 @@ class ChatBody(TemplateFields, GenerationBody):
         have any object as arguments. Names too many for a grammar are left to the model then."""
         content, must = super()._grammar(), self._mode in ("required", "named", "allowed required")
         self._form = replace(self._form, bare=must or content is not None, must=must)
-        chosen = [one for one in self.usable if not self._named or one.name in self._named]
+        chosen = self._chosen
         functions = [one.function(not (must or one.strict)) for one in chosen]
         try:
-            return self._form.grammar(functions, not must, content)
+            found = self._form.grammar(functions, not must, content)
+            self._grammar_in = self._grammar_in if content is not None else "tools"
+            return found
         except ValueError:
             if must or content is not None or any(one.strict for one in chosen):
                 raise
             return None
+
+    def field_of(self, error: RequestError) -> str | None:
+        """As of `GenerationBody`; of a schema of a tool it is that."""
+        if error.field != GRAMMAR or not (found := OF_FUNCTION.search(str(error))):
+            return super().field_of(error)
+        at = [one.function for one in self.tools].index(self._chosen[int(found[1])])
+        return f"tools.{at}.function.parameters"
+
+    @property
+    def _chosen(self) -> list[FunctionBody]:
+        """What may be called, or must be."""
+        return [one for one in self.usable if not self._named or one.name in self._named]
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
@@ -706,30 +468,3 @@ class ChatBody(TemplateFields, GenerationBody):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class TokenizeBody(TemplateFields):
-    """POST /tokenize: of a text, or of a chat."""
-
-    model: str | None = Field(None, max_length=500)
-    prompt: Text | None = None
-    messages: Messages | None = None
-    add_special_tokens: StrictBool = Field(True, description="For a prompt; a chat template writes them itself.")
-    return_token_strs: StrictBool = False
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
-        return self
-
-    @property
-    def asked(self) -> Prompt:
-        return self.prompt if self.prompt is not None else self.chat_of(self.messages or ())
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    model: str | None = Field(None, max_length=500)
-    tokens: Ids

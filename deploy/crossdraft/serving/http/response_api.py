@@ -5,28 +5,29 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
-from crossdraft.client import Reason
+from crossdraft.client import Reason, RequestError
+from crossdraft.config.request import Sampling
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.serving.backend import OutputItem, TraceSpans
-from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
-from crossdraft.serving.http.requests import (
+from crossdraft.serving.http.chats import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Body,
-    ChatBody,
     Effort,
     FunctionBody,
-    JsonSchema,
     Part,
     Text,
     Tokens,
     ToolChoice,
     ToolType,
 )
+from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
+from crossdraft.serving.http.requests import ChatBody, JsonSchema
 from crossdraft.serving.http.responses import PartialOutput
 from crossdraft.text.answers import AnswerParser, Said, What
 
@@ -45,9 +46,9 @@ ECHOED = (
 )  # fmt: skip
 # Fields of a chat that requests may have here by the same names.
 SHARED = (
-    "model", "temperature", "top_p", "stream", "parallel_tool_calls", "metadata", "user", "service_tier", "speculative",
-    "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "seed", "top_k", "min_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "stop", "chat_template_kwargs", "cache_salt",
+    "model", "stream", "parallel_tool_calls", "metadata", "user", "service_tier", "speculative", "safety_identifier",
+    "prompt_cache_key", "prompt_cache_retention", "seed", "stop", "chat_template_kwargs", "cache_salt",
+    *(one.name for one in fields(Sampling)),
 )  # fmt: skip
 
 
@@ -138,6 +139,11 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
     def chat(self) -> ChatBody:
         """The same as a chat."""
         return self._made
+
+    def field_of(self, error: RequestError) -> str | None:
+        """As of `GenerationBody`, by the names here."""
+        field = self._made.field_of(error) or ""
+        return {"response_format": "text.format"}.get(field, field).replace(".function.", ".") or None
 
     def _as_chat(self) -> dict[str, Any]:
         shape = self.text.format

@@ -263,7 +263,7 @@ class Ready(BaseModel):
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 Shown = PromptTokens | Committed | OutputEnded
-Reply = dict[str, Any]  # one of the objects above, or a part of it
+Json = dict[str, Any]  # one of the objects above, or a part of it
 JSON = TypeAdapter(Any)  # writes one
 
 
@@ -314,26 +314,26 @@ class Format(ABC, Generic[BodyT]):
         self.body = body
         self._prompts = prompts
         self._measured = measured
-        self._head: Reply = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
+        self._head: Json = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
 
     def output(self) -> PartialOutput:
         """One that begins."""
         return PartialOutput()
 
     @abstractmethod
-    def _whole(self, index: int, output: PartialOutput) -> Reply:
+    def _whole(self, index: int, output: PartialOutput) -> Json:
         """Text and log-probabilities of an output that has ended."""
 
     @abstractmethod
-    def _part(self, index: int, before: PartialOutput, item: Shown) -> Reply:
+    def _part(self, index: int, before: PartialOutput, item: Shown) -> Json:
         """Likewise, of what comes next; the first part begins with what an answer begins with."""
 
-    def whole(self, outputs: Sequence[PartialOutput]) -> Reply:
+    def whole(self, outputs: Sequence[PartialOutput]) -> Json:
         """The reply with all outputs, which have ended."""
         choices = [self._ended(index, one) for index, one in enumerate(outputs)]
         return self._reply(0, choices, **self._prompt_fields(0, outputs[0]), **self._totals(outputs))
 
-    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Reply) -> Reply:
+    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Json) -> Json:
         """Tokens or the end of an output; `before` is the output without them.
 
         With `include_usage`, chunks before the last one have `usage: null`, or the usage of their choice so far.
@@ -345,14 +345,14 @@ class Format(ABC, Generic[BodyT]):
             usage = _usage(len(self._prompts[index // self.body.n]), len(before.tokens) + len(tokens))
         return self._reply(1, [choice], **self._prompt_fields(index, before), **trace, **usage)
 
-    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> Reply:
+    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> Json:
         """The last chunk of a stream with `include_usage`."""
         return self._reply(1, [], **self._totals(outputs))
 
-    def _reply(self, kind: int, choices: list[Reply], **more: object) -> Reply:
+    def _reply(self, kind: int, choices: list[Json], **more: object) -> Json:
         return {**self._head, "object": self.OBJECTS[kind], "choices": choices, **more}
 
-    def _totals(self, outputs: Sequence[PartialOutput]) -> Reply:
+    def _totals(self, outputs: Sequence[PartialOutput]) -> Json:
         """Usage, and metrics where they are wanted."""
         figures = [one.ended.statistics for one in outputs if one.ended is not None]
         measured = self._measured and len(figures) == 1 and figures[0].drafted_at
@@ -360,24 +360,24 @@ class Format(ABC, Generic[BodyT]):
         prompts = sum(one.prompt_tokens for one in figures[:: self.body.n])
         return metrics | _usage(prompts, sum(one.tokens for one in figures))
 
-    def _ended(self, index: int, output: PartialOutput) -> Reply:
+    def _ended(self, index: int, output: PartialOutput) -> Json:
         assert output.ended is not None
         figures = Figures.of(output.ended.statistics)
         trace = {"crossdraft": {"milliseconds": 1000 * figures.seconds, "statistics": figures}}
         choice = self._choice(index, output.ended, output, output.tokens) | self._whole(index, output)
         return choice | (trace if self.body.speculative.trace else {})
 
-    def _choice(self, index: int, item: Shown, output: PartialOutput, tokens: Sequence[Token]) -> Reply:
+    def _choice(self, index: int, item: Shown, output: PartialOutput, tokens: Sequence[Token]) -> Json:
         ids = {"token_ids": [token.id for token in tokens]} if self.body.return_token_ids else {}
         prompt = self._prompt_fields(index, output, of_choice=True)
         return {"index": index, "finish_reason": _finish(item, output), **ids, **prompt}
 
-    def _prompt_fields(self, index: int, output: PartialOutput, of_choice: bool = False) -> Reply:
+    def _prompt_fields(self, index: int, output: PartialOutput, of_choice: bool = False) -> Json:
         """What is told of a prompt, once, of a choice or beside it."""
         if output.begun or of_choice is not self.CHOICES_HAVE_PROMPTS:
             return {}
         ids, count = self.body.return_token_ids, self.body.prompt_logprobs
-        found: Reply = {"prompt_token_ids": self._prompts[index // self.body.n]} if ids else {}
+        found: Json = {"prompt_token_ids": self._prompts[index // self.body.n]} if ids else {}
         scores = {} if count is None else {"prompt_logprobs": [_scores(token, count) for token in output.prompt]}
         return found | scores
 
@@ -389,17 +389,17 @@ class CompletionFormat(Format[CompletionBody]):
     OBJECTS = ("text_completion", "text_completion")
     CHOICES_HAVE_PROMPTS = True
 
-    def _whole(self, index: int, output: PartialOutput) -> Reply:
+    def _whole(self, index: int, output: PartialOutput) -> Json:
         tokens = [*(output.prompt if self.body.echoes_tokens else ()), *output.tokens]
         return {"text": self.body.echo_of(index) + output.text, "logprobs": self._logprobs(tokens)}
 
-    def _part(self, index: int, before: PartialOutput, item: Shown) -> Reply:
+    def _part(self, index: int, before: PartialOutput, item: Shown) -> Json:
         echo = "" if before.begun else self.body.echo_of(index)
         tokens = () if isinstance(item, OutputEnded) else item.tokens
         logprobs = self._logprobs(tokens, len(before.text)) if tokens else None
         return {"text": echo + text_of(tokens), "logprobs": logprobs}
 
-    def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> Reply | None:
+    def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> Json | None:
         """Of tokens before which are `offset` characters of the text; the first token of a prompt has none."""
         if (count := self.body.num_logprobs) is None:
             return None
@@ -424,22 +424,22 @@ class ChatFormat(Format[ChatBody]):
         form = self.body.form
         return PartialOutput(answer=None if form.plain else AnswerParser(form))
 
-    def _whole(self, index: int, output: PartialOutput) -> Reply:
-        parts: Reply = {"content": output.text} if output.answer is None else self._parts(output.said)
+    def _whole(self, index: int, output: PartialOutput) -> Json:
+        parts: Json = {"content": output.text} if output.answer is None else self._parts(output.said)
         for call in parts.get("tool_calls", ()):
             del call["index"]
         message = {"role": "assistant", "content": None if parts else "", "refusal": None, **parts}
         return {"message": message, "logprobs": self._logprobs(output.tokens)}
 
-    def _part(self, index: int, before: PartialOutput, item: Shown) -> Reply:
+    def _part(self, index: int, before: PartialOutput, item: Shown) -> Json:
         tokens = item.tokens if isinstance(item, Committed) else ()
         delta = self._parts(before.new) if before.answer is not None else {"content": text_of(tokens)} if tokens else {}
         begun = {} if before.begun else {"role": "assistant", "content": ""}
         return {"delta": begun | delta, "logprobs": self._logprobs(tokens) if tokens else None}
 
-    def _parts(self, said: Sequence[Said]) -> Reply:
+    def _parts(self, said: Sequence[Said]) -> Json:
         """Content, reasoning and calls, those that there are."""
-        texts, calls = defaultdict[str, str](str), dict[int, Reply]()
+        texts, calls = defaultdict[str, str](str), dict[int, Json]()
         reasoning = ("reasoning", "reasoning_content") if self.body.include_reasoning else ()
         for one in said:
             if one.what is What.CALL:
@@ -453,7 +453,7 @@ class ChatFormat(Format[ChatBody]):
                     texts[name] += one.text
         return texts | ({"tool_calls": [*calls.values()]} if calls else {})
 
-    def _logprobs(self, tokens: Sequence[Token]) -> Reply | None:
+    def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if self.body.num_logprobs is None:
             return None
         return {
@@ -465,7 +465,7 @@ class ChatFormat(Format[ChatBody]):
         }
 
 
-def _usage(prompt: int, completion: int) -> Reply:
+def _usage(prompt: int, completion: int) -> Json:
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return {"usage": counts}
 
@@ -495,7 +495,7 @@ def _mark(token: Token, marks: Sequence[str]) -> str:
     return name if name in marks else ""
 
 
-def _scores(token: PromptToken, count: int) -> Reply | None:
+def _scores(token: PromptToken, count: int) -> Json | None:
     """The token itself and the `count` most probable ids."""
     if token.log_probability is None:
         return None
@@ -530,7 +530,7 @@ def shown(token: int, raw: bytes, names: Names = ()) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _likely(token: int, raw: bytes, value: float | None, names: Names) -> Reply:
+def _likely(token: int, raw: bytes, value: float | None, names: Names) -> Json:
     return {"token": shown(token, raw, names), "logprob": _finite(value), "bytes": list(raw) or None}
 
 

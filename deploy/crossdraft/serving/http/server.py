@@ -7,8 +7,8 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from math import ceil
-from types import MappingProxyType
 
 import uvicorn
 from fastapi import FastAPI
@@ -108,11 +108,8 @@ class _Uvicorn(uvicorn.Server):
         with suppress(TimeoutError):
             await asyncio.wait_for(self.hurried.wait(), self._grace_seconds)
         if self.server_state.tasks:
-            why = (
-                ""
-                if self.hurried.is_set()
-                else f": the grace period of {self._grace_seconds:g} s is over (--grace-seconds)"
-            )
+            over = f": the grace period of {self._grace_seconds:g} s is over (--grace-seconds)"
+            why = "" if self.hurried.is_set() else over
             log.warning("%d open requests are ended%s", len(self.server_state.tasks), why)
         for task in list(self.server_state.tasks):
             task.cancel(ENDS.text)  # by which it is told from a client that has left
@@ -121,30 +118,17 @@ class _Uvicorn(uvicorn.Server):
             connection.transport.abort()
 
 
+@dataclass(eq=False)
 class HttpServer(Serving):
-    """An HTTP server in this process's event loop. Use it with `async with`.
+    """An HTTP server in this process's event loop. Use it with `async with`."""
 
-    Args:
-        app: the application.
-        listening: of its fields host, port, tls (if FrontFiles) and grace_seconds.
-        marks: further fields of the ready line.
-        limits: of connections.
-    """
-
-    def __init__(
-        self,
-        app: FastAPI,
-        listening: Listening,
-        marks: Mapping[str, str] = MappingProxyType({}),
-        limits: ConnectionOptions | None = None,
-    ) -> None:
-        self._app = app
-        self._listening = listening
-        self._limits = limits or ConnectionOptions()
-        self._marks = marks
-        self._server: _Uvicorn | None = None
-        self._task: asyncio.Task[None] | None = None
-        self.address = ""  # host:port, once it listens
+    app: FastAPI
+    listening: Listening  # of its fields host, port, tls (if FrontFiles) and grace_seconds
+    marks: Mapping[str, str] = field(default_factory=dict)  # further fields of the ready line
+    limits: ConnectionOptions = field(default_factory=ConnectionOptions)
+    address: str = ""  # host:port, once it listens
+    _server: _Uvicorn | None = None
+    _task: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Begins to listen; returns the address.
@@ -153,25 +137,25 @@ class HttpServer(Serving):
             CannotListen: the port is taken, or not for this user, or the host is not of this machine.
             TlsError: certificate or key cannot be used.
         """
-        tls = self._listening.tls
+        tls = self.listening.tls
         secured = _renewed_context(tls) if isinstance(tls, FrontFiles) else None
-        where = await asyncio.to_thread(_bound, self._listening)
+        where = await asyncio.to_thread(_bound, self.listening)
         config = uvicorn.Config(
-            self._app,
+            self.app,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             ssl_context_factory=None if secured is None else lambda *_: secured,
-            timeout_graceful_shutdown=ceil(self._listening.grace_seconds) + ENDING_SECONDS,
+            timeout_graceful_shutdown=ceil(self.listening.grace_seconds) + ENDING_SECONDS,
         )
-        self._server = _Uvicorn(config, self._listening.grace_seconds, self._limits)
+        self._server = _Uvicorn(config, self.listening.grace_seconds, self.limits)
         self._task = asyncio.create_task(self._server.serve([where]))
-        self.address = f"{self._listening.host}:{where.getsockname()[1]}"
+        self.address = f"{self.listening.host}:{where.getsockname()[1]}"
         await self._server.listens.wait()
         if secured is None:
-            warn_if_open(self._listening, self.address)
+            warn_if_open(self.listening, self.address)
         return self.address
 
     async def drain(self) -> None:
@@ -186,7 +170,7 @@ class HttpServer(Serving):
                 raise
 
     def ready_line(self) -> str:
-        return json.dumps({"ready": True, "role": "http", "address": self.address, **self._marks})
+        return json.dumps({"ready": True, "role": "http", "address": self.address, **self.marks})
 
 
 def _bound(listening: Listening) -> socket.socket:

@@ -18,7 +18,7 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import OutputItem, TraceSpans
 from crossdraft.serving.http.errors import ENDS, FOREIGN, RefusedError, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
-from crossdraft.serving.http.responses import JSON, Figures, Format, PartialOutput, Reply, Shown
+from crossdraft.serving.http.responses import JSON, Figures, Format, Json, PartialOutput, Shown
 from crossdraft.trace.timeline import Span, What
 
 log = logging.getLogger(__name__)
@@ -91,10 +91,10 @@ class Replies:
             return True
         return self._body.num_logprobs is not None or self._body.return_token_ids or self._body.speculative.trace
 
-    def _trace(self, index: int, item: Shown) -> Reply:
+    def _trace(self, index: int, item: Shown) -> Json:
         if not self._body.speculative.trace or isinstance(item, PromptTokens):
             return {}
-        fields: Reply = {"milliseconds": 1000 * (time.perf_counter() - self._began)}
+        fields: Json = {"milliseconds": 1000 * (time.perf_counter() - self._began)}
         if isinstance(item, Committed):
             (token,) = item.tokens  # with a trace each comes by itself
             fields |= {"kind": token.kind, "bytes": list(token.raw)}
@@ -109,7 +109,7 @@ def _without_address(span: Span) -> Span:
     return replace(span, label=without_addresses(span.label)) if span.what is What.LOST else span
 
 
-def event_of(value: Reply | BaseModel) -> bytes:
+def event_of(value: Json | BaseModel) -> bytes:
     return b"data: " + JSON.dump_json(value) + b"\n\n"
 
 
@@ -156,15 +156,8 @@ class ClientGoneError(Exception):
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns or raises. When the client leaves, `work` is cancelled, and has ended on return.
-
-    Args:
-        receive: of a request whose body was read.
-        work: what is done for it.
-
-    Raises:
-        ClientGoneError: the client has left.
-    """
+    """What `work` returns or raises. When the client leaves, as `receive` says once the body was read, `work` has been
+    cancelled and has ended on return; raises ClientGoneError."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
