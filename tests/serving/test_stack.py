@@ -551,7 +551,7 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
         assert used[:3] == ["b", "copies", ""]
         assert set(used[3:]) <= {"b", "copies"}
         assert len(used) == 8
-        choice = backend._choices["demo"]
+        choice = backend._choice
         for gains in ({"b": 1.0, "copies": 3.0}, {"b": 4.0, "copies": 3.0}):
             fastest = choice.usual(gains)
             assert (await both.openai.models.retrieve("demo")).to_dict()["auto"] == fastest == max(gains, key=gains.get)  # type: ignore[arg-type]

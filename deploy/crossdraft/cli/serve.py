@@ -76,7 +76,7 @@ def serve_target(options: ServedTarget) -> None:
     from crossdraft.target.service import ServeTarget, target_server
 
     served = ServeTarget(_model_options(only_model(options.model), options, options), _listening(options))
-    _run(lambda: _serve(target_server(served)), options)
+    _run(lambda: _serve(lambda: target_server(served)), options)
 
 
 def serve_drafter(options: ServedDrafter) -> None:
@@ -84,7 +84,7 @@ def serve_drafter(options: ServedDrafter) -> None:
 
     model = _model_options(only_model(options.model), options, options)
     served = ServeDrafter(model, _listening(options), options.affinity)
-    _run(lambda: _serve(drafter_server(served)), options)
+    _run(lambda: _serve(lambda: drafter_server(served)), options)
 
 
 def serve_ngram(options: ServedNgram) -> None:
@@ -93,10 +93,11 @@ def serve_ngram(options: ServedNgram) -> None:
 
     with checked_options():
         served = ServeNgram(part_of(NgramOptions, options), _listening(options))
-    _run(lambda: _serve(ngram_server(served)), options)
+    _run(lambda: _serve(lambda: ngram_server(served)), options)
 
 
-async def _serve(made: Serving | Awaitable[Serving]) -> None:
+async def _serve(make: Callable[[], Serving | Awaitable[Serving]]) -> None:
+    made = make()  # in the event loop
     await serve_until_signalled(made if isinstance(made, Serving) else await made)
 
 
