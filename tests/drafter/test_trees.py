@@ -1,21 +1,31 @@
 """Draft trees: what is in them, and how many steps they take."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import exp, log
 
 import pytest
 import torch
 
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine import attention, runner, served_model
+from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.text.letters import Letters, is_plain
-from crossdraft.types.messages import Advance, Draft, OpenDrafter, SamplingOptions
+from crossdraft.text.letters import Letters, Side, from_bytes, is_plain
+from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, SamplingOptions
 from crossdraft.types.trees import tree_width
 from tests.drafter.streaming import Epoch, gated
 from tests.drafter.test_branches import GREEDY, KEY, KEYED, NOTHING, PROMPT, WITH_ROWS, Reference
+from tests.engine.gathering import Gate
+from tests.engine.taped import by_marks
+from tests.rpc.linked import Direct
 from tests.rpc.sessions import DrafterClient
+from tests.services.conftest import running, save
+from tests.text.kinds import kind
 
 DRAWN = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8, top_k=20), None, 0)
 Path = tuple[int, ...]
@@ -158,3 +168,70 @@ async def test_logits_that_are_not_finite_end_the_drafters_session(
         await session.send(Draft(1, 0, NOTHING, 4, tree_nodes=nodes))
         with pytest.raises(ServiceError, match="not finite"):
             await Epoch(1).hear(session)
+
+
+@pytest.fixture
+def captured_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningModel]:
+    """A model whose forwards read numbers, and are captured, as on a GPU; so are levels of trees."""
+    monkeypatch.setattr(attention, "_by_kernel", by_marks)
+    monkeypatch.setattr(runner, "SIZES", (1, 4, 8, 16, 32, 64))
+    made = partial(Engine, graphs=True)
+    monkeypatch.setattr(served_model, "engine_of", lambda model, length, budget, **options: made(model, length, budget))
+    yield from running(save(tmp_path, kind("llama2"), 256), Side.DRAFTER)
+
+
+async def together(model: RunningModel, openings: Sequence[OpenDrafter], *drafts: Draft) -> list[Drafted]:
+    """The replies to drafts that are asked for at once, one of each session; the model waits until all are there."""
+    sessions, gate = [], Gate()
+    for opening in openings:
+        sessions.append(Direct(lambda _: None))
+        sessions[-1].session = await DrafterService(model).open(opening, sessions[-1])
+        await sessions[-1].answer(Draft(1, 0, NOTHING, 1))  # the prompt is computed
+    standing = asyncio.ensure_future(model.thread.submit(gate.job()))
+    await asyncio.to_thread(gate.entered.wait, 120)
+    for session, draft in zip(sessions, drafts, strict=True):
+        session.ask(draft)
+    gate.let_go.set()
+    replies = [await session.receive() for session in sessions]
+    await standing
+    for session in sessions:
+        session.close()
+    return replies
+
+
+def sent(reply: Drafted) -> tuple[object, ...]:
+    branches = [(one.number, one.offset, one.letters, one.tokens) for one in reply.branches]
+    return [one.token for one in reply.draft_tokens], branches, reply.reason
+
+
+SETTINGS = {
+    "greedy": (SamplingOptions(temperature=0), None),
+    "likeliest": (SamplingOptions(0.7, top_k=1), KEY),
+    "truncated": (SamplingOptions(0.8, top_k=20, min_p=0.01), KEY),
+    "truncated twice": (SamplingOptions(1.2, top_k=50, top_p=0.9), KEY),
+    "whole": (SamplingOptions(0.8), KEY),
+    "nucleus": (SamplingOptions(0.8, top_p=0.9), KEY),
+}
+TEXTS = [b"The quick", b"def f(x):\n    return", b"a", b"Once upon a time there was", b"12 + 12 = "]
+
+
+def opened(name: str, text: bytes) -> OpenDrafter:
+    return OpenDrafter(from_bytes(text), SETTINGS[name][0], SETTINGS[name][1], 0)
+
+
+@pytest.mark.parametrize("names", [*([name] for name in SETTINGS), [*SETTINGS]], ids=lambda names: names[-1])
+@pytest.mark.parametrize(("nodes", "depths"), [(16, [5]), (32, [8]), (16, [3, 5, 1]), (6, [5, 2])])
+async def test_trees_that_grow_without_the_host_are_the_same(
+    captured_model: RunningModel, names: list[str], nodes: int, depths: list[int]
+) -> None:
+    """Of several sessions at once, with texts of their own, and with settings and depths of which some are alike."""
+    thread, graphs = captured_model.thread, captured_model.thread.engine.runner.graphs
+    openings = [opened(names[place % len(names)], text) for place, text in enumerate(TEXTS)]
+    drafts = [Draft(2, 0, NOTHING, depths[place % len(depths)], tree_nodes=nodes) for place in range(len(TEXTS))]
+    answers, steps = thread.answers, thread.steps
+    found = await together(captured_model, openings, *drafts)
+    assert thread.answers - answers == 2 * len(TEXTS)  # the prompt, and one forward of each tree
+    graphs._growing.clear()
+    expected = await together(captured_model, openings, *drafts)
+    assert list(map(sent, found)) == list(map(sent, expected))
+    assert sum(len(one.branches) for one in found) > 0

@@ -32,9 +32,11 @@ from crossdraft.engine.batch import (
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
+from crossdraft.engine.distributions import joined
 from crossdraft.engine.kv_cache import MIB, KVCache
-from crossdraft.engine.paths import Paths, StandingDraws
+from crossdraft.engine.paths import TREES, Paths, StandingDraws, StandingTrees, TreeRequest
 from crossdraft.engine.requests import InputTokens
+from crossdraft.engine.sampler import TOGETHER
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.
@@ -47,6 +49,7 @@ Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
 # Each call makes one more step: ids after all steps so far, and whether they were possible, (steps, n) each, as in
 # `StandingDraws.draw`.
 Draw = Callable[[], tuple[Tensor, Tensor]]
+Grow = Callable[[], Tensor]  # each call makes one more level of some trees: `StandingTrees.found` of all levels so far
 GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -137,7 +140,7 @@ class DrawingSteps:
             memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
         memory.counter.zero_()
         self._logits[:count].copy_(paths.rows)
-        self._draws.begin(paths.requests)
+        self._draws.begin([one.options for one in paths.requests], [one.at for one in paths.requests])
 
         def next_ids() -> tuple[Tensor, Tensor]:
             step = next(steps)
@@ -148,6 +151,45 @@ class DrawingSteps:
             return memory.drawn[:step, :count], memory.possible[:step, :count]
 
         return next_ids
+
+
+class TreeSteps:
+    """Levels of trees after the logits of a forward of so many tokens, which say what the next forward's tokens are.
+
+    As `DrawingSteps`; the forward may have more tokens than there are logits that are read, (trees * width, V).
+    """
+
+    def __init__(
+        self, draws: StandingDraws, trees: StandingTrees, own: Tensor, logits: Tensor, forward: Callable[[], None]
+    ) -> None:
+        self.replay: Callable[[], None] | None = None
+        self.tokens = len(logits)
+        self._draws, self._trees, self._own, self._logits, self._forward = draws, trees, own, logits, forward
+
+    def level(self) -> None:
+        """One level: what is captured."""
+        self._trees.grow(self._draws, self._logits, StepInputs.of(self._own))
+
+    def begun(self, requests: Sequence[TreeRequest], numbers: Tensor) -> Grow:
+        """The levels of some trees; `numbers` are those of the forward before the second level, but for the nodes."""
+        count, levels, width = len(requests), itertools.count(1), self._trees.width
+        firsts = self._logits.unflatten(0, (-1, width))[:, 0]
+        self._own.copy_(numbers, non_blocking=True)
+        StepInputs.of(self._own).marks[0][0, : count * width].sub_(width)  # as each level adds so many
+        firsts[:count].copy_(joined([one.rows for one in requests]))
+        self._draws.begin([one.first.options for one in requests], [at for one in requests for at in one.first.at])
+        self._trees.begin(requests, len(firsts))
+
+        @torch.inference_mode()
+        def grow() -> Tensor:
+            level = next(levels)
+            if level > 1:
+                self._forward()
+            assert self.replay is not None
+            self.replay()
+            return self._trees.found(level, count)
+
+        return grow
 
 
 class GraphRunner:
@@ -170,6 +212,7 @@ class GraphRunner:
         self._capture: GraphCapture | None = capture_for(device)
         self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
         self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
+        self._growing: list[tuple[StandingDraws, StandingTrees, dict[int, TreeSteps]]] = []  # by trees
         self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
         self._states: Tensor | None = None  # (tokens, width): likewise what their heads have read
@@ -200,19 +243,36 @@ class GraphRunner:
 
         Slices are those of the first of these forwards, one token of each path.
         """
-        size = self.size_for(len(slices))
-        kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, paths.requests)))
+        size, options = self.size_for(len(slices)), [one.options for one in paths.requests]
+        kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, options)))
         drawing = next(kinds, {}).get(size)
-        if drawing is None or forwards >= STEPS:
+        special = any(one.row_width or one.allowed is not None for one in paths.requests)
+        if drawing is None or forwards >= STEPS or special:
             return None
         tables = staged(self._tables(slices, forwards), self._device) if forwards else None
         return drawing.begun(paths, tables)
 
+    def tree_steps(self, request: TreeRequest) -> dict[int, TreeSteps]:
+        """What can grow this tree, by numbers of trees; empty: nothing that is captured."""
+        options = request.first.options
+        kinds = (steps for draws, trees, steps in self._growing if trees.serves(request) and draws.serves(options))
+        return next(kinds, {})
+
+    @torch.inference_mode()
+    def growing(self, requests: Sequence[TreeRequest], slices: Sequence[InputTokens]) -> Grow:
+        """Levels of trees that the same steps can grow, at most as many as these are for.
+
+        Slices are of each the nodes that a level expands, the first ones, after its text.
+        """
+        known = self.tree_steps(requests[0])
+        steps = known[min(trees for trees in known if trees >= len(requests))]
+        return steps.begun(requests, staged(torch.from_numpy(self._numbers_of(slices, steps.tokens)), self._device))
+
     def _tables(self, slices: Sequence[InputTokens], steps: int) -> Tensor:
         return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
 
-    def _numbers_of(self, slices: Sequence[InputTokens]) -> Numbers:
-        size = self.size_for(sum(one.count for one in slices))
+    def _numbers_of(self, slices: Sequence[InputTokens], tokens: int = 0) -> Numbers:
+        size = self.size_for(max(tokens, sum(one.count for one in slices)))
         return numbers_of(slices, size, self._windows, self._padding_slots)
 
     def _run(self, numbers: Tensor, rows: int, ids: Tensor | None = None) -> Tensor:
@@ -264,8 +324,13 @@ class GraphRunner:
         log.info("captured %d CUDA graphs in %.1f s, %.0f MiB", len(replays), seconds, taken)
 
     @torch.inference_mode()
-    def capture_drawing(self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]]) -> None:
-        """Captures draws, too: `kinds` are for so many columns, and rows at most, what draws, and for how many rows."""
+    def capture_drawing(
+        self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]], growing: Sequence[StandingTrees] = ()
+    ) -> None:
+        """Captures draws, too: `kinds` are for so many columns, and rows at most, what draws, and for how many rows.
+
+        And levels of trees, of each kind.
+        """
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
@@ -280,8 +345,24 @@ class GraphRunner:
                 if drawing.replay is not None:
                     found[size] = drawing
             self._drawing.append((draws, found))
-        seconds = time.perf_counter() - began
-        log.info("captured %d steps that draw in %.1f s", sum(len(found) for _, found in self._drawing), seconds)
+            for trees in growing if self._windows == WHOLE else ():
+                self._growing.append((draws, trees, self._capture_trees(draws, trees, min(most, sizes[0]))))
+        steps = sum(len(found) for *_, found in self._drawing) + sum(len(found) for *_, found in self._growing)
+        log.info("captured %d steps that draw in %.1f s", steps, time.perf_counter() - began)
+
+    def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> dict[int, TreeSteps]:
+        """Levels of trees that have so many rows at most, by numbers of trees."""
+        assert self._logits is not None
+        most, found = min(most, TOGETHER // self._logits.shape[1]) // trees.width, dict[int, TreeSteps]()
+        for count in [1 << bit for bit in range(min(most, TREES).bit_length())][::-1]:
+            tokens = count * trees.width
+            size = self.size_for(tokens)
+            trees.begin((), count)
+            steps = TreeSteps(draws, trees, self._own(size), self._logits[:tokens], self._replays[size])
+            steps.replay = self.capture(steps.level)
+            if steps.replay is not None:
+                found[count] = steps
+        return found
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """What does again what this function does, on the same tensors; None where it cannot be captured."""
@@ -306,6 +387,7 @@ class GraphRunner:
         """From now on all forwards go as they are."""
         self._replays.clear()
         self._drawing.clear()
+        self._growing.clear()
 
     def _own(self, size: int) -> Tensor:
         """Where the numbers of captured forwards of so many tokens are."""

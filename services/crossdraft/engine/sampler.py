@@ -122,6 +122,9 @@ class Clocks:
         self._on_host = device.type == "cpu"  # numpy is faster there
         self._scratch = np.empty((2, 0), dtype=np.uint64)  # of the CPU, whose caches it stays in
 
+    def ids_of(self, columns: Tensor) -> Tensor:
+        return columns if self.ids is None else self.ids[columns]
+
     def give(self, columns: list[int], ids: list[int]) -> None:
         """These columns of a cut head are those of other ids now."""
         assert self.kept is not None
@@ -497,9 +500,9 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[list[tuple[int, float]]]]]:
-        scores, warping, _ = self.scores(requests, self.allowed)
-        weights = self._weights(scores, warping, requests)
-        values, places = yield weights.topk(min(self.count, weights.shape[-1]))
+        scores, warping, width = self.scores(requests, self.allowed)
+        at = self.moments(requests) if self.keyed and not warping.greedy else None
+        values, places = yield likeliest_of(scores, warping, width, self.clocks, at, self.count, self.columns)
         found = [
             [(column, value) for column, value in zip(*row, strict=True) if value > 0]
             for row in zip(numbers_of(places, self.allowed).tolist(), values.tolist(), strict=True)
@@ -508,16 +511,38 @@ class TopRequest(_Drawing[list[tuple[int, float]]]):
             raise ValueError(NOT_FINITE)
         return _split(found, [one.logits.shape[0] for one in requests])
 
-    def _weights(self, scores: Tensor, warping: Warping, requests: "Sequence[TopRequest]") -> Tensor:
-        if warping.greedy:
-            return scores.softmax(-1, dtype=torch.float64)
-        distribution = tempered(scores, warping)
-        if self.keyed:
-            distribution = 1 / self.clocks.arrivals(distribution, self.moments(requests), self.columns)
-            distribution /= distribution.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
-        if warping.top_k is None:
-            return distribution
-        return torch.where(warping.top_k == 1, scores.softmax(-1, dtype=torch.float64), distribution)
+
+def likeliest_of(
+    scores: Tensor,
+    warping: Warping,
+    width: int,
+    clocks: Clocks,
+    at: Moments | None,
+    count: int,
+    columns: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Of rows of scores (n, m) the weights that `TopRequest` has, and their places, (n, count) each, the largest first.
+
+    `width` and `columns` are as in `drawn_from`; `at` is None where the target draws by itself.
+    """
+    count = min(count, scores.shape[-1])
+    if warping.greedy:
+        best = scores.topk(count).indices
+        return scores.softmax(-1, dtype=torch.float64).gather(-1, best), best
+    best, near = scores.topk(width) if width else (scores, None)
+    weights = tempered(best, warping)
+    if at is not None:
+        if near is None:
+            arrivals = clocks.arrivals(weights, at, columns)
+        else:
+            arrivals = clocks.arrivals_of(weights, at, near if columns is None else columns[near])
+        weights = 1 / arrivals
+        weights /= weights.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
+    if warping.top_k is not None:
+        own = scores.softmax(-1, dtype=torch.float64)
+        weights = torch.where(warping.top_k == 1, own if near is None else own.gather(-1, near), weights)
+    values, places = weights.topk(min(count, weights.shape[-1]))
+    return values, places if near is None else near.gather(-1, places)
 
 
 class Draw(NamedTuple):
