@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from math import log
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import matcher_of
 from crossdraft.engine.distributions import Columns, Logits, masked, narrowed
 from crossdraft.engine.model_thread import Job
-from crossdraft.engine.paths import TreeRequest, TreeRow, draw_path
+from crossdraft.engine.paths import draw_path
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     Clocks,
@@ -24,6 +23,7 @@ from crossdraft.engine.sampler import (
     Moment,
     SamplerSteps,
     TopRequest,
+    TopRow,
 )
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
@@ -105,19 +105,16 @@ class DrawSource(ABC):
         """
 
     def likeliest(
-        self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int
-    ) -> SamplerSteps[list[list[tuple[int, float]]]]:
-        """After each row of logits (n, V) the ids that the target is likeliest to go on with, and minus the logarithms
-        of their weights."""
-        rows, kept = (yield TopRequest(*self._asked(logits, draws, offsets, count))), self._running.kept
-        return [[(at if kept is None else int(kept[at]), -log(weight)) for at, weight in row] for row in rows]
-
-    def grown(
-        self, forward: ForwardRequest, logits: Logits, draws: Draws, offset: int, count: int, beside: int
-    ) -> SamplerSteps[list[TreeRow]]:
-        """As `TreeRequest`, after the forward's only row (1, V), so many letters after the start of the output."""
-        first = TopRequest(*self._asked(logits, draws, [offset], count))
-        rows: list[TreeRow] = yield TreeRequest(first, forward, beside)
+        self,
+        logits: Logits,
+        draws: Draws,
+        offsets: Sequence[int],
+        count: int,
+        forward: ForwardRequest | None = None,
+        beside: int = 0,
+    ) -> SamplerSteps[Sequence[TopRow]]:
+        """After each row of logits (n, V) the ids that the target is likeliest to go on with, as `TopRequest`."""
+        rows: Sequence[TopRow] = yield TopRequest(*self._asked(logits, draws, offsets, count), forward, beside)
         return rows
 
     @abstractmethod

@@ -18,14 +18,13 @@ from math import exp, inf
 from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
 from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
 from crossdraft.engine.model_thread import ForwardResult, Job
-from crossdraft.engine.paths import TreeRow
-from crossdraft.engine.sampler import Draws
+from crossdraft.engine.sampler import Draws, TopRow
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.types.messages import Drafted
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT, tree_width
 
-Likeliest = Iterable[tuple[int, float]]  # ids that may follow a node, and their costs, as `Node` has them
+UNKNOWN = -2  # no node's place
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Node:
     end: int  # letters since the start of the output
     depth: int
     tip: Tip  # its place in what the model is fed, once it is
-    place: int | None = None  # of its row among those that the engine has found; None: it has not expanded it
+    place: int = ROOT  # of its row among those that the engine has found
 
     def __lt__(self, other: "Node") -> bool:
         return self.cost < other.cost
@@ -82,7 +81,7 @@ class TreeDrafting:
         self._fed = DraftTree(state.session, state.context.ids)
         self._draft = [Node(None, -1, 0.0, state.context.offset, 0, Tip())]  # the root, then the draft's nodes
         self._unexpanded: list[Node] = []  # a heap of the others
-        self._rows: dict[tuple[int | None, int], TreeRow] = {}  # that the engine has, by place of the parent and token
+        self._rows: dict[tuple[int, int], TopRow] = {}  # that the engine has, by place of the parent and token
         self._others: list[Node] = []  # the heaviest that are not the draft's, as many as are sent, the heaviest first
 
     def run(self, send: Callable[[Drafted], None], asked: float) -> Job[None]:
@@ -97,41 +96,39 @@ class TreeDrafting:
             nodes = [self._draft[-1], *self._heaviest(self._shape.width - 1)]
             if sum(exp(-node.cost) for node in nodes) < self._shape.least:
                 break
-            if (found := self._known(nodes))[0] is None:
-                found = yield from self._forward(nodes)
-            for node, likeliest in zip(nodes, found, strict=True):
-                if likeliest is not None:  # else the engine has rounded costs otherwise, and expanded another node
-                    self._expand(node, likeliest)
+            if (rows := self._known(nodes))[0] is None:
+                rows = yield from self._forward(nodes)
+            for node, row in zip(nodes, rows, strict=True):
+                if row is not None:  # else the engine has rounded costs otherwise, and expanded another node
+                    node.place = row.place
+                    self._expand(node, row.likeliest)
         self._finish()
         for reply in self._replies.due():
             send(reply)
         if self._epoch.wanted:
             send(self._replies.last("a further draft token is unlikely to hold"))
 
-    def _known(self, nodes: Sequence[Node]) -> list[Likeliest | None]:
-        """What may follow nodes, as far as the engine has expanded them."""
+    def _known(self, nodes: Sequence[Node]) -> list[TopRow | None]:
+        """The rows of nodes, as far as the engine has expanded them."""
         rows = [self._rows.get((ROOT if one.parent is None else one.parent.place, one.token)) for one in nodes]
-        for node, row in zip(nodes, rows, strict=True):
-            node.place = None if row is None else row.place
-            if row is not None:
-                self._fed.grow(node.tip)
-        return [None if row is None else row.likeliest for row in rows]
+        for node in (node for node, row in zip(nodes, rows, strict=True) if row is not None):
+            self._fed.grow(node.tip)
+        return rows
 
-    def _forward(self, nodes: Sequence[Node]) -> Job[list[Likeliest | None]]:
-        """What may follow nodes, by a forward; after the first one the engine may go on."""
-        source, context, offsets = self._state.source, self._state.context, [node.end for node in nodes]
-        masks, width = source.masks(context.letters(0, context.offset), map(self._letters, nodes)), self._shape.width
-        forward = self._fed.work([node.tip for node in nodes])
-        first = nodes[0] is self._draft[0]
+    def _forward(self, nodes: Sequence[Node]) -> Job[Sequence[TopRow | None]]:
+        """The rows of nodes by a forward; after the first one the engine may go on."""
+        source, context, shape = self._state.source, self._state.context, self._shape
+        masks = source.masks(context.letters(0, context.offset), map(self._letters, nodes))
+        first, forward = nodes[0] is self._draft[0], self._fed.work([node.tip for node in nodes])
         if first and not source.masking:
-            forward = replace(forward, more=self._shape.room - 1)
+            forward = replace(forward, more=shape.room - 1)
         answer: ForwardResult = yield forward
         self._replies.waited(answer.queued)
-        logits = source.masked(answer.logits, masks)
+        asked = source.masked(answer.logits, masks), self._draws, [node.end for node in nodes], shape.width
         if not first:
-            return [*(yield from source.likeliest(logits, self._draws, offsets, width))]
-        beside = self._shape.nodes - self._shape.depth
-        rows = yield from source.grown(forward, logits, self._draws, offsets[0], width, beside)
+            rows = yield from source.likeliest(*asked)
+            return [row._replace(place=UNKNOWN) for row in rows]
+        rows = yield from source.likeliest(*asked, forward, shape.nodes - shape.depth)
         self._rows = {(row.parent, row.token): row for row in rows}
         return self._known(nodes)
 
@@ -152,7 +149,7 @@ class TreeDrafting:
         """A node of this cost, and so all that follow it, will not be sent: enough others are known."""
         return self._others[-1].cost if len(self._others) == self._shape.nodes - self._shape.depth else inf
 
-    def _expand(self, node: Node, likeliest: Likeliest) -> None:
+    def _expand(self, node: Node, likeliest: Iterable[tuple[int, float]]) -> None:
         """Gives a node its children. The draft goes on with the heaviest, whatever it is, branches with text only."""
         letters = self._state.vocabulary.letters
         drafts = node is self._draft[-1]

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,7 +27,7 @@ from crossdraft.engine.compilation import compile_layers, use_experts_on_device
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, size_for
-from crossdraft.engine.paths import Paths, TreeRequest
+from crossdraft.engine.paths import Paths
 from crossdraft.engine.requests import (
     NO_TREE,
     CachedTokens,
@@ -37,6 +37,7 @@ from crossdraft.engine.requests import (
     plan_inputs,
 )
 from crossdraft.engine.runner import Grow, ModelRunner
+from crossdraft.engine.sampler import TopRequest
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 
 log = logging.getLogger(__name__)
@@ -298,27 +299,16 @@ class Engine:
         """What follows requests that the latest step has completed, as `Following`."""
         return Following(self, self._manager, requests, paths, forwards)
 
-    def tree_batches(self, trees: Sequence[TreeRequest]) -> Iterator[list[int]]:
-        """The indices of those that can grow together without the host."""
-        graphs, alike = self.runner.graphs, dict[tuple[int, int], list[int]]()
-        for index, one in enumerate(trees):
-            if graphs is not None and (steps := graphs.tree_steps(one)):
-                batch = alike.setdefault((id(steps), one.levels), [])
-                batch.append(index)
-                if len(batch) == max(steps):
-                    yield alike.pop((id(steps), one.levels))
-        yield from alike.values()
-
-    def growing(self, trees: Sequence[TreeRequest]) -> Grow:
-        """The levels of trees of one batch, of which the latest step has made the first forward."""
-        graphs, slices, nodes = self.runner.graphs, [], range(trees[0].first.count)
+    def growing(self, trees: Sequence[TopRequest]) -> Grow:
+        """The levels of trees of one batch of `GraphRunner`, whose first forward was in the latest step."""
+        graphs, slices, nodes = self.runner.graphs, [], range(trees[0].count)
         assert graphs is not None
-        for one in trees:
-            size, entry = len(one.forward.context), self._manager.get(one.forward.session)
-            assert entry is not None
-            places, siblings = [size + node for node in nodes], TokenTree((0,) * len(nodes), (ROOT,) * len(nodes))
-            part = InputTokens(list(siblings.tokens), [size] * len(nodes), places, nodes, size, siblings)
-            slices.append(replace(part, extents=entry.extents))
+        siblings = TokenTree((0,) * len(nodes), (ROOT,) * len(nodes))
+        for forward in [one.forward for one in trees if one.forward is not None]:
+            size, entry = len(forward.context), self._manager.get(forward.session)
+            places = [size + node for node in nodes]
+            part = InputTokens([0] * len(nodes), [size] * len(nodes), places, nodes, size, siblings)
+            slices.append(replace(part, extents=() if entry is None else entry.extents))
         return graphs.growing(trees, slices)
 
     def close(self, session: Hashable) -> None:

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, fetched, finished
 from crossdraft.engine.engine import Engine, Following
-from crossdraft.engine.paths import PathRequest, Paths, TreeRequest, TreeRow, rows_of
+from crossdraft.engine.paths import PathRequest, Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, batched
+from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, TopRequest, TopRow, batched
 from crossdraft.engine.scheduler import Admission, Pause, Scheduler
 
 T = TypeVar("T")
@@ -384,7 +384,7 @@ class ModelThread:
         """Runs the sampler requests of jobs until each waits for a forward, or has ended."""
         while asking := [(job, *job.sampling) for job in jobs if job.live and job.sampling is not None]:
             paths = [job for job, _, request in asking if isinstance(request, self._followed_kinds)]
-            growing = self._trees([job for job, _, request in asking if isinstance(request, TreeRequest)])
+            growing = self._trees({job: request for job, _, request in asking if isinstance(request, TopRequest)})
             followed = {*paths, *(job for jobs, _ in growing for job in jobs)}
             others = [(job, key) for job, key, _ in asking if job not in followed]
             launches: list[tuple[list[RunningJob[Any]], Launch]] = [
@@ -420,23 +420,22 @@ class ModelThread:
         self._follows(span, steps, len(jobs), len(jobs))
         return following
 
-    def _trees(self, jobs: "list[RunningJob[Any]]") -> "list[tuple[list[RunningJob[Any]], Launch]]":
-        """Those of which several levels are made, one batch after another, while nobody else waits."""
-        requests = [job.sampling[1] for job in jobs if job.sampling is not None]
-        if not (jobs and self._followed_kinds) or self._others_wait(jobs):
+    def _trees(self, asking: "dict[RunningJob[Any], TopRequest]") -> "list[tuple[list[RunningJob[Any]], Launch]]":
+        """Trees that grow without the host, one batch after another, as nobody else waits."""
+        jobs, graphs = [*asking], self.engine.runner.graphs if self._followed_kinds else None
+        if not jobs or graphs is None or self._others_wait(jobs):
             return []
-        batches = self.engine.tree_batches([one for one in requests if isinstance(one, TreeRequest)])
-        return [([jobs[index] for index in batch], partial(self._grow, jobs)) for batch in batches]
+        batches = graphs.tree_batches([*asking.values()])
+        return [([jobs[place] for place in batch], partial(self._grow, asking)) for batch in batches]
 
     def _grow(
-        self, trees: "Sequence[RunningJob[Any]]", jobs: "Sequence[RunningJob[Any]]"
-    ) -> Fetching[list[list[TreeRow]]]:
+        self, growing: "dict[RunningJob[Any], TopRequest]", jobs: "Sequence[RunningJob[Any]]"
+    ) -> Fetching[list[list[TopRow]]]:
         """Levels of trees, some of all that grow, as long as nobody else waits."""
-        asked = [job.sampling[1] for job in jobs if job.sampling is not None]
-        requests = [request for request in asked if isinstance(request, TreeRequest)]
-        grow, tokens, steps = self.engine.growing(requests), len(jobs) * requests[0].first.count, 0
+        requests = [growing[job] for job in jobs]
+        grow, tokens, steps = self.engine.growing(requests), len(jobs) * requests[0].count, 0
         found, span = grow(), DeviceTimer(self.engine.device, self._clock)
-        while steps < requests[0].levels - 1 and not self._others_wait(trees):
+        while steps < requests[0].levels - 1 and not self._others_wait([*growing]):
             found = grow()
             steps += 1
             self.engine.computed += tokens

@@ -4,11 +4,10 @@ likeliest, level by level.
 What reads its options in tensors that stay can be captured as CUDA graphs, as the forwards between are.
 """
 
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import log
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +25,8 @@ from crossdraft.engine.sampler import (
     Moment,
     Moments,
     OfLogits,
-    SamplerRequest,
     TopRequest,
+    TopRow,
     drawn_from,
     drawn_with,
     draws_of,
@@ -256,48 +255,6 @@ TREE_WIDTHS = 4, 7  # of trees whose levels are captured: those of the controlle
 TREES = 32  # that grow together, at most
 
 
-class TreeRow(NamedTuple):
-    """A node that was expanded: the row after it."""
-
-    place: int  # its own, in the order in which nodes were fed after the text; ROOT: it is the text's end
-    parent: int  # its parent's place
-    token: int  # its id
-    likeliest: Iterable[tuple[int, float]]  # ids, and minus the logarithms of their weights in `TopRequest`
-
-
-@dataclass(frozen=True, eq=False)
-class TreeRequest(SamplerRequest[list[TreeRow]]):
-    """Asks what may follow a text; while nobody else waits a tree grows from there, level by level.
-
-    Each level expands the tip of the draft, which is the likeliest child of each node from the root on, and the
-    likeliest others, as many as there are `count` columns of each row. The root's row comes first.
-    """
-
-    first: TopRequest  # after the only row of the forward
-    forward: ForwardRequest  # it has slots for the nodes that the levels after the first expand
-    beside: int  # nodes that are not the draft's, of which so many are wanted
-
-    @property
-    def rows(self) -> Tensor:
-        return self.first.rows
-
-    @property
-    def kind(self) -> Hashable:
-        return self.first.kind
-
-    @property
-    def levels(self) -> int:
-        return 1 + self.forward.more // self.first.count
-
-    def launch(self, requests: "Sequence[TreeRequest]") -> Fetching[list[list[TreeRow]]]:
-        firsts, kept = [one.first for one in requests], self.first.clocks.kept
-        found = yield from self.first.launch(firsts)
-        return [
-            [TreeRow(ROOT, ROOT, ROOT, [(at if kept is None else int(kept[at]), -log(weight)) for at, weight in row])]
-            for (row,) in found
-        ]
-
-
 # What is known of a node on the device, int64: its cost, minus the logarithm of its weight, a float64; the place of its
 # parent; its id; the places on the path to it, at first to its parent, as bits; its depth; letters since the start of
 # the output; whether it was expanded. The last line of a session is none: level, tokens of the text, and `beside`.
@@ -330,24 +287,25 @@ class StandingTrees:
         self._written = torch.tensor([numbers.setdefault(one, len(numbers)) for one in letters], device=device)
         self._plain = torch.tensor([is_plain(one) for one in letters], device=device)
         self._nodes = torch.zeros(TREES, width + self.kept + 1, 7, dtype=torch.int64, device=device)
-        self._found = torch.zeros(self.levels, TREES, width, 3 + 2 * width, dtype=torch.float64, device=device)
+        self.found = torch.zeros(self.levels, TREES, width, 3 + 2 * width, dtype=torch.float64, device=device)
         self._ranks = torch.arange(self.kept, device=device)
         self._ones = torch.ones(width, dtype=torch.int64, device=device)
         self._before = torch.ones(width, width, dtype=torch.bool, device=device).tril(-1)
 
-    def serves(self, request: TreeRequest) -> bool:
-        first, fits = request.first, request.levels <= self.levels and request.beside <= self.kept
-        keyed = first.keyed or first.options.temperature == 0
-        return fits and first.count == self.width and keyed and first.allowed is None
+    def serves(self, request: TopRequest) -> bool:
+        keyed = request.keyed or request.options.temperature == 0
+        fits = request.count == self.width and request.levels <= self.levels and request.beside <= self.kept
+        return fits and keyed and request.allowed is None and request.forward is not None
 
-    def begin(self, requests: Sequence[TreeRequest], trees: int) -> None:
+    def begin(self, requests: Sequence[TopRequest], trees: int) -> None:
         """From now on these grow, and as many others, which are nobody's, that they are so many."""
         nodes = np.zeros((trees, *self._nodes.shape[1:]), dtype=np.int64)
         costs = nodes.view(np.float64)[..., COST]
         costs[:], costs[:, 0] = np.inf, 0
         nodes[:, 0, PARENT : ID + 1], nodes[:, -1] = ROOT, 0
         for own, one in zip(nodes, requests, strict=False):
-            own[0, END], own[-1, 1:3] = one.first.at[0][1], (len(one.forward.context), one.beside)
+            assert one.forward is not None
+            own[0, END], own[-1, 1:3] = one.at[0][1], (len(one.forward.context), one.beside)
         self._nodes[:trees].copy_(staged(torch.from_numpy(nodes), self._nodes.device), non_blocking=True)
 
     def grow(self, draws: StandingDraws, logits: Tensor, inputs: StepInputs) -> None:
@@ -358,7 +316,7 @@ class StandingTrees:
         values, columns = draws.likeliest(logits.float(), rows[..., END].flatten(), width, width)
         ids, costs = self._clocks.ids_of(columns).view(own), -values.log().view(own)
         noted = [_costs(rows)[..., None], rows[..., PARENT:PATH].double(), costs, ids.double()]
-        self._found[:, :trees].index_copy_(0, level[0], torch.cat(noted, -1)[None])
+        self.found[:, :trees].index_copy_(0, level[0], torch.cat(noted, -1)[None])
         costs = (costs + _costs(rows)[..., None]).nan_to_num_(torch.inf, torch.inf)
         places = (level - 1) * width + self._ranks[:width]
         lengths = self._clocks.lengths[columns].view(own)
@@ -371,10 +329,6 @@ class StandingTrees:
         self._write(inputs, rows, nodes[:, -1, 1:2])
         nodes[:, :-1].copy_(torch.cat([rows, kept], 1))
         level.add_(1)
-
-    def found(self, levels: int, trees: int) -> Tensor:
-        """What `rows_of` reads, of so many levels of the first trees."""
-        return self._found[:levels, :trees].clone()
 
     def _children(self, rows: Tensor, costs: Tensor, ids: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
         """Those of each row: of infinite cost where they are the draft's, no text, or what one before them writes."""
@@ -420,8 +374,8 @@ def standing_trees(clocks: Clocks, letters: Sequence[Letters]) -> list[StandingT
     return [StandingTrees(width, clocks, letters) for width in TREE_WIDTHS]
 
 
-def rows_of(found: Probabilities) -> list[list[TreeRow]]:
-    """The rows of each tree, of what `StandingTrees.found` has, (levels, trees, width, 3 + 2 * width), and was fetched.
+def rows_of(found: Probabilities) -> list[list[TopRow]]:
+    """The rows of each tree, of `StandingTrees.found`, (levels, trees, width, 3 + 2 * width), which was fetched.
 
     Raises:
         ValueError: logits are not finite.
@@ -437,5 +391,5 @@ def rows_of(found: Probabilities) -> list[list[TreeRow]]:
         ids = table[:, 3 + width :].astype(np.int64).tolist()
         likeliest = map(zip, ids, table[:, 3 : 3 + width].tolist())
         places = (live - width).clip(ROOT).tolist()
-        trees.append(list(map(TreeRow, places, parents, tokens, likeliest)))
+        trees.append(list(map(TopRow, likeliest, places, parents, tokens)))
     return trees

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -34,9 +34,9 @@ from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
 from crossdraft.engine.distributions import joined
 from crossdraft.engine.kv_cache import MIB, KVCache
-from crossdraft.engine.paths import TREES, Paths, StandingDraws, StandingTrees, TreeRequest
+from crossdraft.engine.paths import TREES, Paths, StandingDraws, StandingTrees
 from crossdraft.engine.requests import InputTokens
-from crossdraft.engine.sampler import TOGETHER
+from crossdraft.engine.sampler import TOGETHER, TopRequest
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.
@@ -49,7 +49,7 @@ Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
 # Each call makes one more step: ids after all steps so far, and whether they were possible, (steps, n) each, as in
 # `StandingDraws.draw`.
 Draw = Callable[[], tuple[Tensor, Tensor]]
-Grow = Callable[[], Tensor]  # each call makes one more level of some trees: `StandingTrees.found` of all levels so far
+Grow = Callable[[], Tensor]  # each call makes one more level of some trees: what `rows_of` reads, of all so far
 GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -153,45 +153,6 @@ class DrawingSteps:
         return next_ids
 
 
-class TreeSteps:
-    """Levels of trees after the logits of a forward of so many tokens, which say what the next forward's tokens are.
-
-    As `DrawingSteps`; the forward may have more tokens than there are logits that are read, (trees * width, V).
-    """
-
-    def __init__(
-        self, draws: StandingDraws, trees: StandingTrees, own: Tensor, logits: Tensor, forward: Callable[[], None]
-    ) -> None:
-        self.replay: Callable[[], None] | None = None
-        self.tokens = len(logits)
-        self._draws, self._trees, self._own, self._logits, self._forward = draws, trees, own, logits, forward
-
-    def level(self) -> None:
-        """One level: what is captured."""
-        self._trees.grow(self._draws, self._logits, StepInputs.of(self._own))
-
-    def begun(self, requests: Sequence[TreeRequest], numbers: Tensor) -> Grow:
-        """The levels of some trees; `numbers` are those of the forward before the second level, but for the nodes."""
-        count, levels, width = len(requests), itertools.count(1), self._trees.width
-        firsts = self._logits.unflatten(0, (-1, width))[:, 0]
-        self._own.copy_(numbers, non_blocking=True)
-        StepInputs.of(self._own).marks[0][0, : count * width].sub_(width)  # as each level adds so many
-        firsts[:count].copy_(joined([one.rows for one in requests]))
-        self._draws.begin([one.first.options for one in requests], [at for one in requests for at in one.first.at])
-        self._trees.begin(requests, len(firsts))
-
-        @torch.inference_mode()
-        def grow() -> Tensor:
-            level = next(levels)
-            if level > 1:
-                self._forward()
-            assert self.replay is not None
-            self.replay()
-            return self._trees.found(level, count)
-
-        return grow
-
-
 class GraphRunner:
     """Forwards of flat tokens, captured at start for some numbers of tokens, to which others are rounded up.
 
@@ -212,7 +173,7 @@ class GraphRunner:
         self._capture: GraphCapture | None = capture_for(device)
         self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
         self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
-        self._growing: list[tuple[StandingDraws, StandingTrees, dict[int, TreeSteps]]] = []  # by trees
+        self._growing: dict[tuple[StandingDraws, StandingTrees], dict[int, Callable[[], None]]] = {}  # by trees
         self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
         self._states: Tensor | None = None  # (tokens, width): likewise what their heads have read
@@ -252,21 +213,48 @@ class GraphRunner:
         tables = staged(self._tables(slices, forwards), self._device) if forwards else None
         return drawing.begun(paths, tables)
 
-    def tree_steps(self, request: TreeRequest) -> dict[int, TreeSteps]:
-        """What can grow this tree, by numbers of trees; empty: nothing that is captured."""
-        options = request.first.options
-        kinds = (steps for draws, trees, steps in self._growing if trees.serves(request) and draws.serves(options))
-        return next(kinds, {})
+    def tree_batches(self, requests: Sequence[TopRequest]) -> Iterator[list[int]]:
+        """The indices of those whose trees can grow together, by steps that are captured."""
+        alike: dict[Hashable, list[int]] = {}
+        for index, one in enumerate(requests):
+            if kind := self._kind_of(one):
+                batch = alike.setdefault((kind, one.levels), [])
+                batch.append(index)
+                if len(batch) == max(self._growing[kind]):
+                    yield alike.pop((kind, one.levels))
+        yield from alike.values()
 
     @torch.inference_mode()
-    def growing(self, requests: Sequence[TreeRequest], slices: Sequence[InputTokens]) -> Grow:
-        """Levels of trees that the same steps can grow, at most as many as these are for.
+    def growing(self, requests: Sequence[TopRequest], slices: Sequence[InputTokens]) -> Grow:
+        """The levels of trees of one batch. Slices are of each the nodes that a level expands, the first ones."""
+        kind, count = self._kind_of(requests[0]), len(requests)
+        assert kind is not None
+        assert self._logits is not None
+        draws, trees = kind
+        most, width = min(most for most in self._growing[kind] if most >= count), trees.width
+        size = self.size_for(most * width)
+        own = self._own(size).copy_(
+            staged(torch.from_numpy(self._numbers_of(slices, size)), self._device), non_blocking=True
+        )
+        StepInputs.of(own).marks[0][0, : count * width].sub_(width)  # as each level adds so many
+        rows = joined([one.logits for one in requests])
+        self._logits[: count * width].unflatten(0, (count, width))[:, 0].copy_(rows)
+        draws.begin([one.options for one in requests], [at for one in requests for at in one.at])
+        trees.begin(requests, most)
+        forward, level, made = self._replays[size], self._growing[kind][most], itertools.count(1)
 
-        Slices are of each the nodes that a level expands, the first ones, after its text.
-        """
-        known = self.tree_steps(requests[0])
-        steps = known[min(trees for trees in known if trees >= len(requests))]
-        return steps.begun(requests, staged(torch.from_numpy(self._numbers_of(slices, steps.tokens)), self._device))
+        @torch.inference_mode()
+        def grow() -> Tensor:
+            if (number := next(made)) > 1:
+                forward()
+            level()
+            return trees.found[:number, :count].clone()
+
+        return grow
+
+    def _kind_of(self, request: TopRequest) -> tuple[StandingDraws, StandingTrees] | None:
+        kinds = (kind for kind in self._growing if kind[0].serves(request.options) and kind[1].serves(request))
+        return next(kinds, None)
 
     def _tables(self, slices: Sequence[InputTokens], steps: int) -> Tensor:
         return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
@@ -346,22 +334,21 @@ class GraphRunner:
                     found[size] = drawing
             self._drawing.append((draws, found))
             for trees in growing if self._windows == WHOLE else ():
-                self._growing.append((draws, trees, self._capture_trees(draws, trees, min(most, sizes[0]))))
-        steps = sum(len(found) for *_, found in self._drawing) + sum(len(found) for *_, found in self._growing)
+                self._growing[draws, trees] = self._capture_trees(draws, trees, min(most, sizes[0]))
+        steps = sum(len(found) for _, found in self._drawing) + sum(map(len, self._growing.values()))
         log.info("captured %d steps that draw in %.1f s", steps, time.perf_counter() - began)
 
-    def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> dict[int, TreeSteps]:
+    def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> dict[int, Callable[[], None]]:
         """Levels of trees that have so many rows at most, by numbers of trees."""
         assert self._logits is not None
-        most, found = min(most, TOGETHER // self._logits.shape[1]) // trees.width, dict[int, TreeSteps]()
+        found, most = dict[int, Callable[[], None]](), min(most, TOGETHER // self._logits.shape[1]) // trees.width
         for count in [1 << bit for bit in range(min(most, TREES).bit_length())][::-1]:
             tokens = count * trees.width
-            size = self.size_for(tokens)
             trees.begin((), count)
-            steps = TreeSteps(draws, trees, self._own(size), self._logits[:tokens], self._replays[size])
-            steps.replay = self.capture(steps.level)
-            if steps.replay is not None:
-                found[count] = steps
+            inputs = StepInputs.of(self._own(self.size_for(tokens)))
+            replay = self.capture(partial(trees.grow, draws, self._logits[:tokens], inputs))
+            if replay is not None:
+                found[count] = replay
         return found
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:

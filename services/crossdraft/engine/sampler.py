@@ -5,10 +5,11 @@ bitwise as it would be alone; only small results leave the device, as columns, a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, pairwise, repeat
+from math import log
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -36,8 +37,10 @@ from crossdraft.engine.distributions import (
     tempered,
     width_of,
 )
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
+from crossdraft.types.trees import ROOT
 from crossdraft.verification.noise import (
     KeyedNoise,
     Unsigned,
@@ -489,27 +492,46 @@ class _Drawing(_OfDrafter[Sequence[T]]):
         return Moments.of([at for one in requests for at in one.at], self.logits.device)
 
 
+class TopRow(NamedTuple):
+    """What may follow a node of a tree."""
+
+    likeliest: Iterable[tuple[int, float]]  # ids and their costs, minus the logarithms of weights; the likeliest first
+    place: int = ROOT  # of the node, in the order in which nodes were fed after the text; ROOT: it is the text's end
+    parent: int = ROOT  # place of its parent
+    token: int = ROOT  # its id
+
+
 @dataclass(frozen=True, eq=False)
-class TopRequest(_Drawing[list[tuple[int, float]]]):
-    """The `count` columns of each row that the target is likeliest to go on with, the likeliest first, with weights.
+class TopRequest(_Drawing[TopRow]):
+    """The `count` ids of each row that the target is likeliest to go on with, the likeliest first, with weights.
 
     Weights are what the drafter knows of the target's next token: its distribution; where both draw with the same
     noise, how soon each id arrives in the drafter's race, which the target's resembles; of greedy draws the model's own
     probabilities.
+
+    With a forward, of which there is one row, a tree grows from there while nobody else waits, level by level. Each
+    level expands the tip of the draft, which is the likeliest child of each node from the root on, and the likeliest
+    others, `count` in all. The rows of all that were expanded are found, the root's first.
     """
 
+    forward: ForwardRequest | None = None  # it has slots for the nodes that the levels after the first expand
+    beside: int = 0  # nodes that are not the draft's, of which so many are wanted
+
+    @property
+    def levels(self) -> int:
+        return 1 if self.forward is None else 1 + self.forward.more // self.count
+
     @torch.inference_mode()
-    def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[list[tuple[int, float]]]]]:
+    def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[TopRow]]]:
         scores, warping, width = self.scores(requests, self.allowed)
         at = self.moments(requests) if self.keyed and not warping.greedy else None
         values, places = yield likeliest_of(scores, warping, width, self.clocks, at, self.count, self.columns)
-        found = [
-            [(column, value) for column, value in zip(*row, strict=True) if value > 0]
-            for row in zip(numbers_of(places, self.allowed).tolist(), values.tolist(), strict=True)
-        ]
+        columns, kept = numbers_of(places, self.allowed), self.clocks.kept
+        rows = zip((columns if kept is None else kept[columns]).tolist(), values.tolist(), strict=True)
+        found = [[(token, -log(value)) for token, value in zip(*row, strict=True) if value > 0] for row in rows]
         if not all(found):
             raise ValueError(NOT_FINITE)
-        return _split(found, [one.logits.shape[0] for one in requests])
+        return _split([*map(TopRow, found)], [one.logits.shape[0] for one in requests])
 
 
 def likeliest_of(
