@@ -24,8 +24,6 @@ from crossdraft.types.messages import Drafted
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT, tree_width
 
-UNKNOWN = -2  # no node's place
-
 
 @dataclass(frozen=True)
 class TreeShape:
@@ -96,10 +94,12 @@ class TreeDrafting:
             nodes = [self._draft[-1], *self._heaviest(self._shape.width - 1)]
             if sum(exp(-node.cost) for node in nodes) < self._shape.least:
                 break
-            if (rows := self._known(nodes))[0] is None:
+            rows = [self._rows.get((ROOT if one.parent is None else one.parent.place, one.token)) for one in nodes]
+            if rows[0] is None:
                 rows = yield from self._forward(nodes)
             for node, row in zip(nodes, rows, strict=True):
                 if row is not None:  # else the engine has rounded costs otherwise, and expanded another node
+                    self._fed.grow(node.tip)
                     node.place = row.place
                     self._expand(node, row.likeliest)
         self._finish()
@@ -108,14 +108,7 @@ class TreeDrafting:
         if self._epoch.wanted:
             send(self._replies.last("a further draft token is unlikely to hold"))
 
-    def _known(self, nodes: Sequence[Node]) -> list[TopRow | None]:
-        """The rows of nodes, as far as the engine has expanded them."""
-        rows = [self._rows.get((ROOT if one.parent is None else one.parent.place, one.token)) for one in nodes]
-        for node in (node for node, row in zip(nodes, rows, strict=True) if row is not None):
-            self._fed.grow(node.tip)
-        return rows
-
-    def _forward(self, nodes: Sequence[Node]) -> Job[Sequence[TopRow | None]]:
+    def _forward(self, nodes: Sequence[Node]) -> Job[list[TopRow | None]]:
         """The rows of nodes by a forward; after the first one the engine may go on."""
         source, context, shape = self._state.source, self._state.context, self._shape
         masks = source.masks(context.letters(0, context.offset), map(self._letters, nodes))
@@ -125,12 +118,10 @@ class TreeDrafting:
         answer: ForwardResult = yield forward
         self._replies.waited(answer.queued)
         asked = source.masked(answer.logits, masks), self._draws, [node.end for node in nodes], shape.width
-        if not first:
-            rows = yield from source.likeliest(*asked)
-            return [row._replace(place=UNKNOWN) for row in rows]
-        rows = yield from source.likeliest(*asked, forward, shape.nodes - shape.depth)
-        self._rows = {(row.parent, row.token): row for row in rows}
-        return self._known(nodes)
+        rows = yield from source.likeliest(*asked, forward if first else None, shape.nodes - shape.depth)
+        if first:
+            self._rows = {(row.parent, row.token): row for row in rows[1:]}
+        return [*rows[: len(nodes)]]
 
     def _letters(self, node: Node) -> Letters:
         """Of the path from the root to a node."""

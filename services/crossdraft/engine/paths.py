@@ -252,7 +252,7 @@ class _AlikePaths:
 # Trees.
 
 TREE_WIDTHS = 4, 7  # of trees whose levels are captured: those of the controller's
-TREES = 32  # that grow together, at most
+MOST_TREES = 32  # that grow together, at most
 
 
 # What is known of a node on the device, int64: its cost, minus the logarithm of its weight, a float64; the place of its
@@ -286,8 +286,8 @@ class StandingTrees:
         device, numbers = clocks.lengths.device, dict[Letters, int]()
         self._written = torch.tensor([numbers.setdefault(one, len(numbers)) for one in letters], device=device)
         self._plain = torch.tensor([is_plain(one) for one in letters], device=device)
-        self._nodes = torch.zeros(TREES, width + self.kept + 1, 7, dtype=torch.int64, device=device)
-        self.found = torch.zeros(self.levels, TREES, width, 3 + 2 * width, dtype=torch.float64, device=device)
+        self._nodes = torch.zeros(MOST_TREES, width + self.kept + 1, 7, dtype=torch.int64, device=device)
+        self.found = torch.zeros(self.levels, MOST_TREES, width, 3 + 2 * width, dtype=torch.float64, device=device)
         self._ranks = torch.arange(self.kept, device=device)
         self._ones = torch.ones(width, dtype=torch.int64, device=device)
         self._before = torch.ones(width, width, dtype=torch.bool, device=device).tril(-1)
@@ -367,11 +367,6 @@ class StandingTrees:
         inputs.positions[:count].view(shape).copy_(rows[..., DEPTH] + (sizes - 1))
         marks.lines.view(shape).copy_(rows[..., PATH])
         marks.targets.add_(marks.blocks.ne(0), alpha=self.width)
-
-
-def standing_trees(clocks: Clocks, letters: Sequence[Letters]) -> list[StandingTrees]:
-    """Those that are usually wanted."""
-    return [StandingTrees(width, clocks, letters) for width in TREE_WIDTHS]
 
 
 def rows_of(found: Probabilities) -> list[list[TopRow]]:

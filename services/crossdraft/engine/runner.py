@@ -34,7 +34,7 @@ from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
 from crossdraft.engine.distributions import joined
 from crossdraft.engine.kv_cache import MIB, KVCache
-from crossdraft.engine.paths import TREES, Paths, StandingDraws, StandingTrees
+from crossdraft.engine.paths import MOST_TREES, Paths, StandingDraws, StandingTrees
 from crossdraft.engine.requests import InputTokens
 from crossdraft.engine.sampler import TOGETHER, TopRequest
 
@@ -230,12 +230,11 @@ class GraphRunner:
         kind, count = self._kind_of(requests[0]), len(requests)
         assert kind is not None
         assert self._logits is not None
-        draws, trees = kind
-        most, width = min(most for most in self._growing[kind] if most >= count), trees.width
+        (draws, trees), most = kind, min(most for most in self._growing[kind] if most >= count)
+        width = trees.width
         size = self.size_for(most * width)
-        own = self._own(size).copy_(
-            staged(torch.from_numpy(self._numbers_of(slices, size)), self._device), non_blocking=True
-        )
+        numbers = staged(torch.from_numpy(self._numbers_of(slices, size)), self._device)
+        own = self._own(size).copy_(numbers, non_blocking=True)
         StepInputs.of(own).marks[0][0, : count * width].sub_(width)  # as each level adds so many
         rows = joined([one.logits for one in requests])
         self._logits[: count * width].unflatten(0, (count, width))[:, 0].copy_(rows)
@@ -315,10 +314,8 @@ class GraphRunner:
     def capture_drawing(
         self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]], growing: Sequence[StandingTrees] = ()
     ) -> None:
-        """Captures draws, too: `kinds` are for so many columns, and rows at most, what draws, and for how many rows.
-
-        And levels of trees, of each kind.
-        """
+        """Captures draws, too, and by the same levels of trees: `kinds` are for so many columns, and rows at most, what
+        draws, and for how many rows."""
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
@@ -334,15 +331,16 @@ class GraphRunner:
                     found[size] = drawing
             self._drawing.append((draws, found))
             for trees in growing if self._windows == WHOLE else ():
-                self._growing[draws, trees] = self._capture_trees(draws, trees, min(most, sizes[0]))
-        steps = sum(len(found) for _, found in self._drawing) + sum(map(len, self._growing.values()))
-        log.info("captured %d steps that draw in %.1f s", steps, time.perf_counter() - began)
+                if steps := self._capture_trees(draws, trees, min(most, sizes[0])):
+                    self._growing[draws, trees] = steps
+        count = sum(len(found) for _, found in self._drawing) + sum(map(len, self._growing.values()))
+        log.info("captured %d steps that draw in %.1f s", count, time.perf_counter() - began)
 
     def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> dict[int, Callable[[], None]]:
         """Levels of trees that have so many rows at most, by numbers of trees."""
         assert self._logits is not None
         found, most = dict[int, Callable[[], None]](), min(most, TOGETHER // self._logits.shape[1]) // trees.width
-        for count in [1 << bit for bit in range(min(most, TREES).bit_length())][::-1]:
+        for count in [1 << bit for bit in range(min(most, MOST_TREES).bit_length())][::-1]:
             tokens = count * trees.width
             trees.begin((), count)
             inputs = StepInputs.of(self._own(self.size_for(tokens)))

@@ -496,7 +496,7 @@ class TopRow(NamedTuple):
     """What may follow a node of a tree."""
 
     likeliest: Iterable[tuple[int, float]]  # ids and their costs, minus the logarithms of weights; the likeliest first
-    place: int = ROOT  # of the node, in the order in which nodes were fed after the text; ROOT: it is the text's end
+    place: int = ROOT - 1  # where a tree grew, of the node, in the order in which nodes were fed; ROOT: the text's end
     parent: int = ROOT  # place of its parent
     token: int = ROOT  # its id
 
@@ -553,12 +553,11 @@ def likeliest_of(
         return scores.softmax(-1, dtype=torch.float64).gather(-1, best), best
     best, near = scores.topk(width) if width else (scores, None)
     weights = tempered(best, warping)
+    if at is not None and near is None:
+        weights = 1 / clocks.arrivals(weights, at, columns)
+    elif at is not None and near is not None:
+        weights = 1 / clocks.arrivals_of(weights, at, near if columns is None else columns[near])
     if at is not None:
-        if near is None:
-            arrivals = clocks.arrivals(weights, at, columns)
-        else:
-            arrivals = clocks.arrivals_of(weights, at, near if columns is None else columns[near])
-        weights = 1 / arrivals
         weights /= weights.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
     if warping.top_k is not None:
         own = scores.softmax(-1, dtype=torch.float64)
