@@ -321,7 +321,8 @@ class GraphRunner:
             return
         memory = DrawingMemory(len(padding_of(0, self._padding_slots)), sizes[0], self._device)
         self._numbers.zero_()
-        for draws, most in kinds(self._logits.shape[1], sizes[0]):
+        known = [*kinds(self._logits.shape[1], sizes[0])]
+        for draws, most in known:
             found: dict[int, DrawingSteps] = {}
             for size in filter(most.__ge__, sizes):
                 memory.counter.zero_()
@@ -330,24 +331,21 @@ class GraphRunner:
                 if drawing.replay is not None:
                     found[size] = drawing
             self._drawing.append((draws, found))
-            for trees in growing if self._windows == WHOLE else ():
-                if steps := self._capture_trees(draws, trees, min(most, sizes[0])):
-                    self._growing[draws, trees] = steps
+        for (draws, most), trees in itertools.product(known, growing if self._windows == WHOLE else ()):
+            self._capture_trees(draws, trees, min(most, sizes[0], TOGETHER // self._logits.shape[1]))
         count = sum(len(found) for _, found in self._drawing) + sum(map(len, self._growing.values()))
         log.info("captured %d steps that draw in %.1f s", count, time.perf_counter() - began)
 
-    def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> dict[int, Callable[[], None]]:
-        """Levels of trees that have so many rows at most, by numbers of trees."""
+    def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> None:
+        """Levels of trees that have so many rows at most."""
         assert self._logits is not None
-        found, most = dict[int, Callable[[], None]](), min(most, TOGETHER // self._logits.shape[1]) // trees.width
-        for count in [1 << bit for bit in range(min(most, MOST_TREES).bit_length())][::-1]:
+        for count in [1 << bit for bit in range(min(most // trees.width, MOST_TREES).bit_length())][::-1]:
             tokens = count * trees.width
             trees.begin((), count)
             inputs = StepInputs.of(self._own(self.size_for(tokens)))
             replay = self.capture(partial(trees.grow, draws, self._logits[:tokens], inputs))
             if replay is not None:
-                found[count] = replay
-        return found
+                self._growing.setdefault((draws, trees), {})[count] = replay
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """What does again what this function does, on the same tensors; None where it cannot be captured."""
