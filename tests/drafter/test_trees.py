@@ -1,21 +1,38 @@
 """Draft trees: what is in them, and how many steps they take."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import exp, log
+from typing import Any
+from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 import torch
 
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine import attention, distributions, model_thread, runner, served_model
+from crossdraft.engine.engine import Engine
+from crossdraft.engine.model_thread import ModelThread
+from crossdraft.engine.paths import TREE_WIDTHS
 from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.text.letters import Letters, is_plain
-from crossdraft.types.messages import Advance, Draft, OpenDrafter, SamplingOptions
+from crossdraft.speculation.arms import TREES
+from crossdraft.text.letters import Letters, Side, from_bytes, is_plain
+from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, SamplingOptions
 from crossdraft.types.trees import tree_width
 from tests.drafter.streaming import Epoch, gated
 from tests.drafter.test_branches import GREEDY, KEY, KEYED, NOTHING, PROMPT, WITH_ROWS, Reference
+from tests.engine.gathering import Gate
+from tests.engine.taped import by_marks, taped, waits
+from tests.rpc.linked import Direct
 from tests.rpc.sessions import DrafterClient
+from tests.services.conftest import running, save
+from tests.text.kinds import kind
 
 DRAWN = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8, top_k=20), None, 0)
 Path = tuple[int, ...]
@@ -154,3 +171,152 @@ async def test_logits_that_are_not_finite_end_the_drafters_session(drafter, draf
         await session.send(Draft(1, 0, NOTHING, 4, tree_nodes=nodes))
         with pytest.raises(ServiceError, match="not finite"):
             await Epoch(1).hear(session)
+
+
+@pytest.fixture
+def captured_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningModel]:
+    """A model whose forwards read numbers, and are captured, as on a GPU; so are levels of trees.
+
+    In what is captured nothing waits for the device, and no number comes from the host.
+    """
+
+    class OnDevice(Clocks):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self._on_host = False
+
+    monkeypatch.setattr(served_model, "Clocks", OnDevice)
+    monkeypatch.setattr(runner, "capture_for", lambda _: taped)
+    monkeypatch.setattr(distributions, "NUCLEUS", 1 << 20)
+    monkeypatch.setattr(attention, "_by_kernel", by_marks)
+    monkeypatch.setattr(runner, "SIZES", (1, 4, 8, 16, 32, 64))
+    made = partial(Engine, graphs=True)
+    monkeypatch.setattr(served_model, "engine_of", lambda model, length, budget, **options: made(model, length, budget))
+    yield from running(save(tmp_path, kind("llama2"), 256), Side.DRAFTER)
+
+
+async def together(model: RunningModel, openings: Sequence[OpenDrafter], *drafts: Draft) -> list[Drafted]:
+    """The replies to drafts that are asked for at once, one of each session; the model waits until all are there."""
+    sessions, gate = [], Gate()
+    for opening in openings:
+        sessions.append(Direct(lambda _: None))
+        sessions[-1].session = await DrafterService(model).open(opening, sessions[-1])
+        await sessions[-1].answer(Draft(1, 0, NOTHING, 1))  # the prompt is computed
+    standing = asyncio.ensure_future(model.thread.submit(gate.job()))
+    await asyncio.to_thread(gate.entered.wait, 120)
+    for session, draft in zip(sessions, drafts, strict=True):
+        session.ask(draft)
+    gate.let_go.set()
+    replies = [await session.receive() for session in sessions]
+    await standing
+    for session in sessions:
+        session.close()
+    return replies
+
+
+def sent(reply: Drafted) -> tuple[object, ...]:
+    branches = [(one.number, one.offset, one.letters, one.tokens) for one in reply.branches]
+    return [one.token for one in reply.draft_tokens], branches, reply.reason
+
+
+SETTINGS = {
+    "greedy": (SamplingOptions(temperature=0), None),
+    "likeliest": (SamplingOptions(0.7, top_k=1), KEY),
+    "truncated": (SamplingOptions(0.8, top_k=20, min_p=0.01), KEY),
+    "truncated twice": (SamplingOptions(1.2, top_k=50, top_p=0.9), KEY),
+    "whole": (SamplingOptions(0.8), KEY),
+    "nucleus": (SamplingOptions(0.8, top_p=0.9), KEY),
+}
+TEXTS = [b"The quick", b"def f(x):\n    return", b"a", b"Once upon a time there was", b"12 + 12 = "]
+
+
+def opened(name: str, text: bytes) -> OpenDrafter:
+    return OpenDrafter(from_bytes(text), SETTINGS[name][0], SETTINGS[name][1], 0)
+
+
+@pytest.mark.parametrize("names", [*([name] for name in SETTINGS), [*SETTINGS]], ids=lambda names: names[-1])
+@pytest.mark.parametrize(("nodes", "depths"), [(16, [5]), (32, [8]), (16, [3, 5, 1]), (6, [5, 2])])
+async def test_trees_that_grow_without_the_host_are_the_same(
+    captured_model: RunningModel, names: list[str], nodes: int, depths: list[int]
+) -> None:
+    """Of several sessions at once, with texts of their own, and with settings and depths of which some are alike."""
+    thread, graphs = captured_model.thread, captured_model.thread.engine.runner.graphs
+    openings = [opened(names[place % len(names)], text) for place, text in enumerate(TEXTS)]
+    drafts = [Draft(2, 0, NOTHING, depths[place % len(depths)], tree_nodes=nodes) for place in range(len(TEXTS))]
+    answers = thread.answers
+    found = await together(captured_model, openings, *drafts)
+    assert thread.answers - answers == 2 * len(TEXTS)  # the prompt, and one forward of each tree
+    graphs._growing.clear()
+    expected = await together(captured_model, openings, *drafts)
+    assert list(map(sent, found)) == list(map(sent, expected))
+    assert sum(len(one.branches) for one in found) > 0
+
+
+@pytest.mark.parametrize("nodes", [16, 32])
+async def test_a_tree_waits_for_the_device_once(
+    captured_model: RunningModel, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the model's own code runs at start only, whatever the settings are."""
+    depth, thread = {16: 5, 32: 8}[nodes], captured_model.thread
+    openings = [opened(name, text) for name, text in zip(SETTINGS, TEXTS, strict=False)]
+    drafts = [Draft(2, 0, NOTHING, depth, tree_nodes=nodes)] * len(openings)
+    with waits(monkeypatch) as calls, patch.object(thread.engine.runner, "_call", Mock(side_effect=AssertionError)):
+        await together(captured_model, openings, *drafts)
+    # Of the prompts, and of all trees; those that are drawn alike grow in one batch.
+    assert calls == ["cpu"] * (len(openings) + 1)
+    assert thread.steps == len(openings) + 1 + 3 * (depth - 1)
+
+
+@pytest.mark.parametrize("levels", range(1, 5))
+async def test_a_tree_that_others_interrupt_goes_on_step_by_step(
+    captured_model: RunningModel, levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openings, drafts = [opened("truncated", text) for text in TEXTS[:3]], [Draft(2, 0, NOTHING, 5, tree_nodes=16)] * 3
+    expected = await together(captured_model, openings, *drafts)
+    looks = 0
+
+    def others_wait(thread: ModelThread, jobs: Sequence[object]) -> bool:
+        nonlocal looks
+        looks += len(jobs) == len(TEXTS[:3])
+        return looks > levels
+
+    monkeypatch.setattr(ModelThread, "_others_wait", others_wait)
+    answers = captured_model.thread.answers
+    found = await together(captured_model, openings, *drafts)
+    assert captured_model.thread.answers - answers == 3 * (1 + 6 - levels)
+    assert list(map(sent, found)) == list(map(sent, expected))
+
+
+async def test_what_the_engine_has_not_expanded_is_left_out(
+    captured_model: RunningModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it rounds costs otherwise: the draft stays."""
+    opening, draft = opened("truncated", TEXTS[0]), Draft(2, 0, NOTHING, 5, tree_nodes=16)
+    (whole,) = await together(captured_model, [opening], draft)
+    rows_of = model_thread.rows_of
+    monkeypatch.setattr(model_thread, "rows_of", lambda found: [rows[:2] + rows[3:] for rows in rows_of(found)])
+    (less,) = await together(captured_model, [opening], draft)
+    assert [one.token for one in less.draft_tokens] == [one.token for one in whole.draft_tokens]
+    assert sent(less) != sent(whole)
+
+
+async def test_a_tree_whose_logits_are_not_finite_keeps_no_other_from_growing(
+    captured_model: RunningModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each then goes on by itself, step by step."""
+    openings, drafts = [opened("greedy", text) for text in TEXTS[:3]], [Draft(2, 0, NOTHING, 5, tree_nodes=16)] * 3
+    expected, rows_of, tried = await together(captured_model, openings, *drafts), model_thread.rows_of, list[Any]()
+
+    def broken(found: np.ndarray) -> object:
+        tried.append(found)
+        found[1, 1, 0, 3] = np.nan
+        return rows_of(found)
+
+    monkeypatch.setattr(model_thread, "rows_of", broken)
+    found = await together(captured_model, openings, *drafts)
+    assert len(tried) == 1
+    assert list(map(sent, found)) == list(map(sent, expected))
+
+
+def test_trees_of_the_controllers_choices_are_captured() -> None:
+    assert {tree_width(nodes, depth) for depth, nodes in TREES} == {*TREE_WIDTHS}

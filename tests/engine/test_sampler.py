@@ -1,5 +1,6 @@
 """Draws, keyed noise beside the logits, and sampler requests: together they give what they give alone, bit by bit."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -462,7 +463,7 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("keyed", [True, False])
 @torch.inference_mode()
-def test_the_likeliest_ids_and_their_weights(options: SamplingOptions, keyed: bool) -> None:
+def test_the_likeliest_ids_and_their_costs(options: SamplingOptions, keyed: bool) -> None:
     """Shares of the arrival rates of a race where noise is shared, else of the distribution; the model's if greedy."""
     size, key = 50, NoiseKey(3)
     logits, clocks = torch.randn(4, size, generator=torch.Generator().manual_seed(1)), clocks_of(size)
@@ -477,8 +478,9 @@ def test_the_likeliest_ids_and_their_weights(options: SamplingOptions, keyed: bo
             weights = 1 / clocks.arrivals(weights[None], Moments.of([(key, at)], CPU))[0]
         weights /= weights.sum()
         order = [token for token in weights.argsort(descending=True).tolist() if weights[token] > 0]
-        assert [token for token, _ in row] == order[:7]
-        assert [weight for _, weight in row] == pytest.approx([float(weights[token]) for token, _ in row])
+        tokens, costs = zip(*row.likeliest, strict=True)
+        assert [*tokens] == order[:7]
+        assert [*costs] == pytest.approx([-math.log(weights[token]) for token in tokens])
 
 
 def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from crossdraft.engine.sampler import (
     Moment,
     SamplerSteps,
     TopRequest,
+    TopRow,
 )
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
@@ -104,12 +105,17 @@ class DrawSource(ABC):
         """
 
     def likeliest(
-        self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int
-    ) -> SamplerSteps[list[list[tuple[int, float]]]]:
-        """After each row of logits (n, V) the ids that the target is likeliest to go on with, and their weights."""
-        rows = yield TopRequest(*self._asked(logits, draws, offsets, count))
-        kept = self._running.kept
-        return [[(column if kept is None else int(kept[column]), weight) for column, weight in row] for row in rows]
+        self,
+        logits: Logits,
+        draws: Draws,
+        offsets: Sequence[int],
+        count: int,
+        forward: ForwardRequest | None = None,
+        beside: int = 0,
+    ) -> SamplerSteps[Sequence[TopRow]]:
+        """After each row of logits (n, V) the ids that the target is likeliest to go on with, as `TopRequest`."""
+        rows: Sequence[TopRow] = yield TopRequest(*self._asked(logits, draws, offsets, count), forward, beside)
+        return rows
 
     @abstractmethod
     def append(self, context: Context, token: int) -> None:

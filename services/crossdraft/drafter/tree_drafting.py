@@ -2,26 +2,27 @@
 
 A node's weight is the product of the weights of the tokens on its path, which the drafter takes for the probability
 that the target reaches it. Each step is one forward that expands the heaviest nodes together with the tip of the draft,
-which is the heaviest child of each node from the root on. Steps end where the target hardly reaches what would be
-expanded. The heaviest nodes of all are sent: the draft, and for each other leaf the path to it, as a branch. Which
-these are, and how long the draft is, depends on the drafter's own draws: a tree is only for methods whose output does
-not depend on what is drafted.
+which is the heaviest child of each node from the root on. The engine may make all of them without the host; what it has
+found is then looked at here, step by step. Steps end where the target hardly reaches what would be expanded. The
+heaviest nodes of all are sent: the draft, and for each other leaf the path to it, as a branch. Which these are, and how
+long the draft is, depends on the drafter's own draws: a tree is only for methods whose output does not depend on what
+is drafted.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import exp, inf, log
+from math import exp, inf
 
 from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
 from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
 from crossdraft.engine.model_thread import ForwardResult, Job
-from crossdraft.engine.sampler import Draws
+from crossdraft.engine.sampler import Draws, TopRow
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.types.messages import Drafted
 from crossdraft.types.rows import DraftToken
-from crossdraft.types.trees import tree_width
+from crossdraft.types.trees import ROOT, tree_width
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Node:
     end: int  # letters since the start of the output
     depth: int
     tip: Tip  # its place in what the model is fed, once it is
+    place: int = ROOT  # of its row among those that the engine has found
 
     def __lt__(self, other: "Node") -> bool:
         return self.cost < other.cost
@@ -77,6 +79,7 @@ class TreeDrafting:
         self._fed = DraftTree(state.session, state.context.ids)
         self._draft = [Node(None, -1, 0.0, state.context.offset, 0, Tip())]  # the root, then the draft's nodes
         self._unexpanded: list[Node] = []  # a heap of the others
+        self._rows: dict[tuple[int, int], TopRow] = {}  # that the engine has, by place of the parent and token
         self._others: list[Node] = []  # the heaviest that are not the draft's, as many as are sent, the heaviest first
 
     def run(self, send: Callable[[Drafted], None], asked: float) -> Job[None]:
@@ -91,19 +94,34 @@ class TreeDrafting:
             nodes = [self._draft[-1], *self._heaviest(self._shape.width - 1)]
             if sum(exp(-node.cost) for node in nodes) < self._shape.least:
                 break
-            source, context, offsets = self._state.source, self._state.context, [node.end for node in nodes]
-            masks = source.masks(context.letters(0, context.offset), map(self._letters, nodes))
-            answer: ForwardResult = yield self._fed.work([node.tip for node in nodes])
-            self._replies.waited(answer.queued)
-            logits = source.masked(answer.logits, masks)
-            found = yield from source.likeliest(logits, self._draws, offsets, self._shape.width)
-            for node, likeliest in zip(nodes, found, strict=True):
-                self._expand(node, likeliest)
+            rows = [self._rows.get((ROOT if one.parent is None else one.parent.place, one.token)) for one in nodes]
+            if rows[0] is None:
+                rows = yield from self._forward(nodes)
+            for node, row in zip(nodes, rows, strict=True):
+                if row is not None:  # else the engine has rounded costs otherwise, and expanded another node
+                    self._fed.grow(node.tip)
+                    node.place = row.place
+                    self._expand(node, row.likeliest)
         self._finish()
         for reply in self._replies.due():
             send(reply)
         if self._epoch.wanted:
             send(self._replies.last("a further draft token is unlikely to hold"))
+
+    def _forward(self, nodes: Sequence[Node]) -> Job[list[TopRow | None]]:
+        """The rows of nodes by a forward; after the first one the engine may go on."""
+        source, context, shape = self._state.source, self._state.context, self._shape
+        masks = source.masks(context.letters(0, context.offset), map(self._letters, nodes))
+        first, forward = nodes[0] is self._draft[0], self._fed.work([node.tip for node in nodes])
+        if first and not source.masking:
+            forward = replace(forward, more=shape.room - 1)
+        answer: ForwardResult = yield forward
+        self._replies.waited(answer.queued)
+        asked = source.masked(answer.logits, masks), self._draws, [node.end for node in nodes], shape.width
+        rows = yield from source.likeliest(*asked, forward if first else None, shape.nodes - shape.depth)
+        if first:
+            self._rows = {(row.parent, row.token): row for row in rows[1:]}
+        return [*rows[: len(nodes)]]
 
     def _letters(self, node: Node) -> Letters:
         """Of the path from the root to a node."""
@@ -122,13 +140,13 @@ class TreeDrafting:
         """A node of this cost, and so all that follow it, will not be sent: enough others are known."""
         return self._others[-1].cost if len(self._others) == self._shape.nodes - self._shape.depth else inf
 
-    def _expand(self, node: Node, likeliest: list[tuple[int, float]]) -> None:
+    def _expand(self, node: Node, likeliest: Iterable[tuple[int, float]]) -> None:
         """Gives a node its children. The draft goes on with the heaviest, whatever it is, branches with text only."""
         letters = self._state.vocabulary.letters
         drafts = node is self._draft[-1]
         known: set[Letters] = set()  # ids with the same letters are one continuation
-        for place, (token, weight) in enumerate(likeliest):
-            cost, own = node.cost - log(weight), drafts and not place
+        for place, (token, more) in enumerate(likeliest):
+            cost, own = node.cost + more, drafts and not place
             if not own and cost >= self._most:
                 return
             if letters[token] in known:

@@ -36,8 +36,9 @@ from crossdraft.engine.requests import (
     InputTokens,
     plan_inputs,
 )
-from crossdraft.engine.runner import ModelRunner
-from crossdraft.types.trees import MOST_NODES
+from crossdraft.engine.runner import Grow, ModelRunner
+from crossdraft.engine.sampler import TopRequest
+from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 
 log = logging.getLogger(__name__)
 CHUNK = 512  # tokens
@@ -297,6 +298,18 @@ class Engine:
     def following(self, requests: Sequence[ForwardRequest], paths: Paths, forwards: int) -> Following:
         """What follows requests that the latest step has completed, as `Following`."""
         return Following(self, self._manager, requests, paths, forwards)
+
+    def growing(self, trees: Sequence[TopRequest]) -> Grow:
+        """The levels of trees of one batch of `GraphRunner`, whose first forward was in the latest step."""
+        graphs, slices, nodes = self.runner.graphs, [], range(trees[0].count)
+        assert graphs is not None
+        siblings = TokenTree((0,) * len(nodes), (ROOT,) * len(nodes))
+        for forward in [one.forward for one in trees if one.forward is not None]:
+            size, entry = len(forward.context), self._manager.get(forward.session)
+            places = [size + node for node in nodes]
+            part = InputTokens([0] * len(nodes), [size] * len(nodes), places, nodes, size, siblings)
+            slices.append(replace(part, extents=() if entry is None else entry.extents))
+        return graphs.growing(trees, slices)
 
     def close(self, session: Hashable) -> None:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, fetched, finished
 from crossdraft.engine.engine import Engine, Following
-from crossdraft.engine.paths import PathRequest, Paths
+from crossdraft.engine.paths import PathRequest, Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, batched
+from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, TopRequest, TopRow, batched
 from crossdraft.engine.scheduler import Admission, Pause, Scheduler
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ class ModelThread:
         self.queued = 0.0  # seconds that they waited for their first steps
         self._engine_step = engine.step if step is None else step
         self._followed_kinds: tuple[type[PathRequest], ...] = (PathRequest,) if engine.follows and step is None else ()
-        self._followed: tuple[DeviceTimer, int, int] | None = None  # steps after the latest, and sessions of each
+        self._followed: tuple[DeviceTimer, int, int] | None = None  # steps after the latest, and tokens of each
         self._clock = clock
         own = priority and engine.device.type == "cuda"
         self._stream = torch.cuda.Stream(engine.device, priority) if own else None
@@ -343,8 +343,8 @@ class ModelThread:
         with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
             self._scheduler.stepped(computed, span.ended - span.began)
             if self._followed is not None:
-                span, steps, sessions = self._followed
-                self._scheduler.stepped(sessions, (span.ended - span.began) / steps)
+                span, steps, tokens = self._followed
+                self._scheduler.stepped(tokens, (span.ended - span.began) / steps)
                 self._followed = None
         self.seconds += self._clock() - began
 
@@ -384,12 +384,15 @@ class ModelThread:
         """Runs the sampler requests of jobs until each waits for a forward, or has ended."""
         while asking := [(job, *job.sampling) for job in jobs if job.live and job.sampling is not None]:
             paths = [job for job, _, request in asking if isinstance(request, self._followed_kinds)]
-            others = [(job, key) for job, key, request in asking if not isinstance(request, self._followed_kinds)]
+            growing = self._trees({job: request for job, _, request in asking if isinstance(request, TopRequest)})
+            followed = {*paths, *(job for jobs, _ in growing for job in jobs)}
+            others = [(job, key) for job, key, _ in asking if job not in followed]
             launches: list[tuple[list[RunningJob[Any]], Launch]] = [
                 ([others[index][0] for index in members], _launched) for members in batched([key for _, key in others])
             ]
             if paths:
                 launches.append((paths, self._draw))
+            launches += growing
             for batch, results in _together(launches):
                 now = self._clock()
                 for job, result in zip(batch, results, strict=True):
@@ -414,12 +417,39 @@ class ModelThread:
         while steps < left and not self._others_wait(jobs):
             following.extend()
             steps += 1
+        self._follows(span, steps, len(jobs), len(jobs))
+        return following
+
+    def _trees(self, asking: "dict[RunningJob[Any], TopRequest]") -> "list[tuple[list[RunningJob[Any]], Launch]]":
+        """Trees that grow without the host, one batch after another, as nobody else waits."""
+        jobs, graphs = [*asking], self.engine.runner.graphs if self._followed_kinds else None
+        if not jobs or graphs is None or self._others_wait(jobs):
+            return []
+        batches = graphs.tree_batches([*asking.values()])
+        return [([jobs[place] for place in batch], partial(self._grow, asking)) for batch in batches]
+
+    def _grow(
+        self, growing: "dict[RunningJob[Any], TopRequest]", jobs: "Sequence[RunningJob[Any]]"
+    ) -> Fetching[list[list[TopRow]]]:
+        """Levels of trees, some of all that grow, as long as nobody else waits."""
+        requests = [growing[job] for job in jobs]
+        grow, tokens, steps = self.engine.growing(requests), len(jobs) * requests[0].count, 0
+        found, span = grow(), DeviceTimer(self.engine.device, self._clock)
+        while steps < requests[0].levels - 1 and not self._others_wait([*growing]):
+            found = grow()
+            steps += 1
+            self.engine.computed += tokens
+        self._follows(span, steps, len(jobs), tokens)
+        (rows,) = yield [found]
+        return rows_of(rows)
+
+    def _follows(self, span: DeviceTimer, steps: int, sessions: int, tokens: int) -> None:
+        """Notes steps without the host since the span began, of so many tokens each."""
         if steps:
             span.end()
             self.steps += steps
-            self.batches[len(jobs)] += steps
-            self._followed = span, steps, len(jobs)
-        return following
+            self.batches[sessions] += steps
+            self._followed = span, steps, tokens
 
     def _others_wait(self, jobs: "Sequence[RunningJob[Any]]") -> bool:
         """Whether others wait for the model, or nobody for one of these."""

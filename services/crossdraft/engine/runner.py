@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -32,9 +32,11 @@ from crossdraft.engine.batch import (
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
+from crossdraft.engine.distributions import joined
 from crossdraft.engine.kv_cache import MIB, KVCache
-from crossdraft.engine.paths import Paths, StandingDraws
+from crossdraft.engine.paths import MOST_TREES, Paths, StandingDraws, StandingTrees
 from crossdraft.engine.requests import InputTokens
+from crossdraft.engine.sampler import TOGETHER, TopRequest
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.
@@ -47,6 +49,7 @@ Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
 # Each call makes one more step: ids after all steps so far, and whether they were possible, (steps, n) each, as in
 # `StandingDraws.draw`.
 Draw = Callable[[], tuple[Tensor, Tensor]]
+Grow = Callable[[], Tensor]  # each call makes one more level of some trees: what `rows_of` reads, of all so far
 GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -137,7 +140,7 @@ class DrawingSteps:
             memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
         memory.counter.zero_()
         self._logits[:count].copy_(paths.rows)
-        self._draws.begin(paths.requests)
+        self._draws.begin([one.options for one in paths.requests], [one.at for one in paths.requests])
 
         def next_ids() -> tuple[Tensor, Tensor]:
             step = next(steps)
@@ -170,6 +173,7 @@ class GraphRunner:
         self._capture: GraphCapture | None = capture_for(device)
         self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
         self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
+        self._growing: dict[tuple[StandingDraws, StandingTrees], dict[int, Callable[[], None]]] = {}  # by trees
         self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
         self._states: Tensor | None = None  # (tokens, width): likewise what their heads have read
@@ -200,19 +204,62 @@ class GraphRunner:
 
         Slices are those of the first of these forwards, one token of each path.
         """
-        size = self.size_for(len(slices))
-        kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, paths.requests)))
+        size, options = self.size_for(len(slices)), [one.options for one in paths.requests]
+        kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, options)))
         drawing = next(kinds, {}).get(size)
-        if drawing is None or forwards >= STEPS:
+        special = any(one.row_width or one.allowed is not None for one in paths.requests)
+        if drawing is None or forwards >= STEPS or special:
             return None
         tables = staged(self._tables(slices, forwards), self._device) if forwards else None
         return drawing.begun(paths, tables)
 
+    def tree_batches(self, requests: Sequence[TopRequest]) -> Iterator[list[int]]:
+        """The indices of those whose trees can grow together, by steps that are captured."""
+        alike: dict[Hashable, list[int]] = {}
+        for index, one in enumerate(requests):
+            if kind := self._kind_of(one):
+                batch = alike.setdefault((kind, one.levels), [])
+                batch.append(index)
+                if len(batch) == max(self._growing[kind]):
+                    yield alike.pop((kind, one.levels))
+        yield from alike.values()
+
+    @torch.inference_mode()
+    def growing(self, requests: Sequence[TopRequest], slices: Sequence[InputTokens]) -> Grow:
+        """The levels of trees of one batch. Slices are of each the nodes that a level expands, the first ones."""
+        kind, count = self._kind_of(requests[0]), len(requests)
+        assert kind is not None
+        assert self._logits is not None
+        (draws, trees), most = kind, min(most for most in self._growing[kind] if most >= count)
+        width = trees.width
+        size = self.size_for(most * width)
+        numbers = staged(torch.from_numpy(self._numbers_of(slices, size)), self._device)
+        own = self._own(size).copy_(numbers, non_blocking=True)
+        StepInputs.of(own).marks[0][0, : count * width].sub_(width)  # as each level adds so many
+        rows = joined([one.logits for one in requests])
+        self._logits[: count * width].unflatten(0, (count, width))[:, 0].copy_(rows)
+        draws.begin([one.options for one in requests], [at for one in requests for at in one.at])
+        trees.begin(requests, most)
+        forward, level, made = self._replays[size], self._growing[kind][most], itertools.count(1)
+
+        @torch.inference_mode()
+        def grow() -> Tensor:
+            if (number := next(made)) > 1:
+                forward()
+            level()
+            return trees.found[:number, :count].clone()
+
+        return grow
+
+    def _kind_of(self, request: TopRequest) -> tuple[StandingDraws, StandingTrees] | None:
+        kinds = (kind for kind in self._growing if kind[0].serves(request.options) and kind[1].serves(request))
+        return next(kinds, None)
+
     def _tables(self, slices: Sequence[InputTokens], steps: int) -> Tensor:
         return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
 
-    def _numbers_of(self, slices: Sequence[InputTokens]) -> Numbers:
-        size = self.size_for(sum(one.count for one in slices))
+    def _numbers_of(self, slices: Sequence[InputTokens], tokens: int = 0) -> Numbers:
+        size = self.size_for(max(tokens, sum(one.count for one in slices)))
         return numbers_of(slices, size, self._windows, self._padding_slots)
 
     def _run(self, numbers: Tensor, rows: int, ids: Tensor | None = None) -> Tensor:
@@ -264,14 +311,18 @@ class GraphRunner:
         log.info("captured %d CUDA graphs in %.1f s, %.0f MiB", len(replays), seconds, taken)
 
     @torch.inference_mode()
-    def capture_drawing(self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]]) -> None:
-        """Captures draws, too: `kinds` are for so many columns, and rows at most, what draws, and for how many rows."""
+    def capture_drawing(
+        self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]], growing: Sequence[StandingTrees] = ()
+    ) -> None:
+        """Captures draws, too, and by the same levels of trees: `kinds` are for so many columns, and rows at most, what
+        draws, and for how many rows."""
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
         memory = DrawingMemory(len(padding_of(0, self._padding_slots)), sizes[0], self._device)
         self._numbers.zero_()
-        for draws, most in kinds(self._logits.shape[1], sizes[0]):
+        known = [*kinds(self._logits.shape[1], sizes[0])]
+        for draws, most in known:
             found: dict[int, DrawingSteps] = {}
             for size in filter(most.__ge__, sizes):
                 memory.counter.zero_()
@@ -280,8 +331,21 @@ class GraphRunner:
                 if drawing.replay is not None:
                     found[size] = drawing
             self._drawing.append((draws, found))
-        seconds = time.perf_counter() - began
-        log.info("captured %d steps that draw in %.1f s", sum(len(found) for _, found in self._drawing), seconds)
+        for (draws, most), trees in itertools.product(known, growing if self._windows == WHOLE else ()):
+            self._capture_trees(draws, trees, min(most, sizes[0], TOGETHER // self._logits.shape[1]))
+        count = sum(len(found) for _, found in self._drawing) + sum(map(len, self._growing.values()))
+        log.info("captured %d steps that draw in %.1f s", count, time.perf_counter() - began)
+
+    def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> None:
+        """Levels of trees that have so many rows at most."""
+        assert self._logits is not None
+        for count in [1 << bit for bit in range(min(most // trees.width, MOST_TREES).bit_length())][::-1]:
+            tokens = count * trees.width
+            trees.begin((), count)
+            inputs = StepInputs.of(self._own(self.size_for(tokens)))
+            replay = self.capture(partial(trees.grow, draws, self._logits[:tokens], inputs))
+            if replay is not None:
+                self._growing.setdefault((draws, trees), {})[count] = replay
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
         """What does again what this function does, on the same tensors; None where it cannot be captured."""
@@ -306,6 +370,7 @@ class GraphRunner:
         """From now on all forwards go as they are."""
         self._replays.clear()
         self._drawing.clear()
+        self._growing.clear()
 
     def _own(self, size: int) -> Tensor:
         """Where the numbers of captured forwards of so many tokens are."""

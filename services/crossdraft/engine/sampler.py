@@ -5,10 +5,11 @@ bitwise as it would be alone; only small results leave the device, as columns, a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, pairwise, repeat
+from math import log
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -36,8 +37,10 @@ from crossdraft.engine.distributions import (
     tempered,
     width_of,
 )
+from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
+from crossdraft.types.trees import ROOT
 from crossdraft.verification.noise import (
     KeyedNoise,
     Unsigned,
@@ -121,6 +124,9 @@ class Clocks:
         self._hashes = torch.from_numpy(hashes).to(device)
         self._on_host = device.type == "cpu"  # numpy is faster there
         self._scratch = np.empty((2, 0), dtype=np.uint64)  # of the CPU, whose caches it stays in
+
+    def ids_of(self, columns: Tensor) -> Tensor:
+        return columns if self.ids is None else self.ids[columns]
 
     def give(self, columns: list[int], ids: list[int]) -> None:
         """These columns of a cut head are those of other ids now."""
@@ -486,38 +492,78 @@ class _Drawing(_OfDrafter[Sequence[T]]):
         return Moments.of([at for one in requests for at in one.at], self.logits.device)
 
 
+class TopRow(NamedTuple):
+    """What may follow a node of a tree."""
+
+    likeliest: Iterable[tuple[int, float]]  # ids and their costs, minus the logarithms of weights; the likeliest first
+    place: int = ROOT - 1  # where a tree grew, of the node, in the order in which nodes were fed; ROOT: the text's end
+    parent: int = ROOT  # place of its parent
+    token: int = ROOT  # its id
+
+
 @dataclass(frozen=True, eq=False)
-class TopRequest(_Drawing[list[tuple[int, float]]]):
-    """The `count` columns of each row that the target is likeliest to go on with, the likeliest first, with weights.
+class TopRequest(_Drawing[TopRow]):
+    """The `count` ids of each row that the target is likeliest to go on with, the likeliest first, with weights.
 
     Weights are what the drafter knows of the target's next token: its distribution; where both draw with the same
     noise, how soon each id arrives in the drafter's race, which the target's resembles; of greedy draws the model's own
     probabilities.
+
+    With a forward, of which there is one row, a tree grows from there while nobody else waits, level by level. Each
+    level expands the tip of the draft, which is the likeliest child of each node from the root on, and the likeliest
+    others, `count` in all. The rows of all that were expanded are found, the root's first.
     """
 
+    forward: ForwardRequest | None = None  # it has slots for the nodes that the levels after the first expand
+    beside: int = 0  # nodes that are not the draft's, of which so many are wanted
+
+    @property
+    def levels(self) -> int:
+        return 1 if self.forward is None else 1 + self.forward.more // self.count
+
     @torch.inference_mode()
-    def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[list[tuple[int, float]]]]]:
-        scores, warping, _ = self.scores(requests, self.allowed)
-        weights = self._weights(scores, warping, requests)
-        values, places = yield weights.topk(min(self.count, weights.shape[-1]))
-        found = [
-            [(column, value) for column, value in zip(*row, strict=True) if value > 0]
-            for row in zip(numbers_of(places, self.allowed).tolist(), values.tolist(), strict=True)
-        ]
+    def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[TopRow]]]:
+        scores, warping, width = self.scores(requests, self.allowed)
+        at = self.moments(requests) if self.keyed and not warping.greedy else None
+        values, places = yield likeliest_of(scores, warping, width, self.clocks, at, self.count, self.columns)
+        columns, kept = numbers_of(places, self.allowed), self.clocks.kept
+        rows = zip((columns if kept is None else kept[columns]).tolist(), values.tolist(), strict=True)
+        found = [[(token, -log(value)) for token, value in zip(*row, strict=True) if value > 0] for row in rows]
         if not all(found):
             raise ValueError(NOT_FINITE)
-        return _split(found, [one.logits.shape[0] for one in requests])
+        return _split([*map(TopRow, found)], [one.logits.shape[0] for one in requests])
 
-    def _weights(self, scores: Tensor, warping: Warping, requests: "Sequence[TopRequest]") -> Tensor:
-        if warping.greedy:
-            return scores.softmax(-1, dtype=torch.float64)
-        distribution = tempered(scores, warping)
-        if self.keyed:
-            distribution = 1 / self.clocks.arrivals(distribution, self.moments(requests), self.columns)
-            distribution /= distribution.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
-        if warping.top_k is None:
-            return distribution
-        return torch.where(warping.top_k == 1, scores.softmax(-1, dtype=torch.float64), distribution)
+
+def likeliest_of(
+    scores: Tensor,
+    warping: Warping,
+    width: int,
+    clocks: Clocks,
+    at: Moments | None,
+    count: int,
+    columns: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Of rows of scores (n, m) the weights that `TopRequest` has, and their places, (n, count) each, the largest first.
+
+    `width` and `columns` are as in `drawn_from`; `at` is None where the target draws by itself.
+    """
+    count = min(count, scores.shape[-1])
+    if warping.greedy:
+        best = scores.topk(count).indices
+        return scores.softmax(-1, dtype=torch.float64).gather(-1, best), best
+    best, near = scores.topk(width) if width else (scores, None)
+    weights = tempered(best, warping)
+    if at is not None and near is None:
+        weights = 1 / clocks.arrivals(weights, at, columns)
+    elif at is not None and near is not None:
+        weights = 1 / clocks.arrivals_of(weights, at, near if columns is None else columns[near])
+    if at is not None:
+        weights /= weights.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
+    if warping.top_k is not None:
+        own = scores.softmax(-1, dtype=torch.float64)
+        weights = torch.where(warping.top_k == 1, own if near is None else own.gather(-1, near), weights)
+    values, places = weights.topk(min(count, weights.shape[-1]))
+    return values, places if near is None else near.gather(-1, places)
 
 
 class Draw(NamedTuple):
