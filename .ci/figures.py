@@ -19,7 +19,7 @@ LABORATORY = "crossdraft.lab"
 SMALL = 80  # lines of a module that may belong in its only importer
 LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever brings a figure down lowers its limit
     "source modules": 171,
-    "source lines": 40_019,
+    "source lines": 40_017,
     "lines of the laboratory": 5_318,
     "modules in the largest folder": 21,
     "longest chain of imports": 17,
