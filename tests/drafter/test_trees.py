@@ -21,7 +21,7 @@ from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.speculation.arms import TREES
+from crossdraft.speculation.choice import TREES
 from crossdraft.text.letters import Letters, Side, from_bytes, is_plain
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, SamplingOptions
 from crossdraft.types.trees import tree_width
