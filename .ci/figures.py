@@ -18,15 +18,9 @@ ROOTS = ("services", "orchestrator", "deploy", "protos", "lab")
 LABORATORY = "crossdraft.lab"
 SMALL = 80  # lines of a module that may belong in its only importer
 LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever brings a figure down lowers its limit
-<<<<<<< HEAD
     "source modules": 167,
     "source lines": 39_504,
     "lines of the laboratory": 5_317,
-=======
-    "source modules": 171,
-    "source lines": 40_017,
-    "lines of the laboratory": 5_318,
->>>>>>> trees
     "modules in the largest folder": 21,
     "longest chain of imports": 17,
     "test lines": 41_439,
