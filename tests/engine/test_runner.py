@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 import triton
 from transformers import PreTrainedModel
 
-from crossdraft.engine import attention, distributions, runner
+from crossdraft.engine import attention, distributions, paths, runner
 from crossdraft.engine.batch import StepInputs, numbers_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
@@ -24,6 +23,7 @@ from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
 from crossdraft.engine.sampler import Clocks
 from crossdraft.text.letters import Letters
+from crossdraft.types import messages
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.trees import MOST_NODES, Path, TokenTree, tree_of
 from crossdraft.verification.noise import KeyedNoise
@@ -139,18 +139,15 @@ async def test_drafts_are_replays(
     assert found == await drawn(Engine(llama, graphs=False))
 
 
-def test_no_option_of_drafts_is_unknown_to_captured_draws() -> None:
-    """A new one belongs into `warping_table` and `StandingDraws`, or makes `StandingDraws.serves` false."""
-    read: list[str] = []
-
-    class Reading:
-        def __getattr__(self, name: str) -> object:
-            read.append(name)
-            return getattr(SamplingOptions(), name)
-
-    of_drafter: Any = SamplingOptions.of_drafter
-    of_drafter.fget(Reading())
-    assert read == ["temperature", "top_k", "top_p", "min_p", "grammar"]  # a grammar's drafts are no paths
+def test_captured_draws_leave_options_that_they_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks(KeyedNoise([Letters("a")], [0]), torch.device("cpu"))
+    kinds = [draws for draws, _ in standing_draws(clocks, 1, 1)]
+    usual, other = SamplingOptions(), SamplingOptions(presence_penalty=1.0)
+    assert all(any(draws.serves(options) for draws in kinds) for options in (usual, other))
+    monkeypatch.setattr(messages, "ONLY_TARGETS", ())  # drafts have them all
+    paths._only_warps.cache_clear()
+    assert [any(draws.serves(options) for draws in kinds) for options in (usual, other)] == [True, False]
+    paths._only_warps.cache_clear()
 
 
 def test_without_cuda_the_first_forward_may_be_a_small_one(llama: PreTrainedModel) -> None:

@@ -5,8 +5,8 @@ What reads its options in tensors that stay can be captured as CUDA graphs, as t
 """
 
 from collections.abc import Generator, Hashable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,13 @@ def draw_path(
         at = at[0], at[1] + sum(map(clocks.letters.__getitem__, tokens))
 
 
+@lru_cache(256)
+def _only_warps(options: SamplingOptions) -> bool:
+    """Whether all that is asked of drafts is in `warping_table`, and so in captured draws."""
+    others = replace(options.of_drafter, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, grammar=None)
+    return others == SamplingOptions()
+
+
 class StandingDraws:
     """Draws of one kind after each of some rows, whose options and keys are in tensors that stay: they can be captured.
 
@@ -110,7 +117,7 @@ class StandingDraws:
 
     def serves(self, options: SamplingOptions) -> bool:
         """Whether tokens can be drawn by it."""
-        if (options.temperature == 0) != self._greedy:
+        if (options.temperature == 0) != self._greedy or not _only_warps(options):
             return False
         if self._width:
             return 0 < 2 * options.top_k <= self._width
