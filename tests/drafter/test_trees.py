@@ -14,17 +14,19 @@ import torch
 
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine import attention, distributions, model_thread, runner, served_model
+from crossdraft.engine.batch import StepInputs
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
-from crossdraft.engine.paths import TREE_WIDTHS
+from crossdraft.engine.paths import TREE_WIDTHS, StandingDraws, StandingTrees
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import Clocks
+from crossdraft.engine.sampler import Clocks, TopRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.speculation.choice import TREES
 from crossdraft.text.letters import Letters, Side, from_bytes, is_plain
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenDrafter, SamplingOptions
-from crossdraft.types.trees import tree_width
+from crossdraft.types.trees import ROOT, tree_width
+from crossdraft.verification.noise import KeyedNoise
 from tests.drafter.streaming import Epoch, gated
 from tests.drafter.test_branches import GREEDY, KEY, KEYED, NOTHING, PROMPT, WITH_ROWS, Reference
 from tests.engine.gathering import Gate
@@ -70,6 +72,8 @@ def grown(
             expanded.add(path)
             heaviest = sorted(reference.after(path).items(), key=lambda one: -one[1])[:width]
             for place, (token, weight) in enumerate(heaviest):
+                if letters[token] in [letters[other] for other, _ in heaviest[:place]]:
+                    continue
                 if path == draft[-1] and not place:
                     following = (*path, token)
                 if is_plain(letters[token]) or (path == draft[-1] and not place):
@@ -316,6 +320,36 @@ async def test_a_tree_whose_logits_are_not_finite_keeps_no_other_from_growing(
     found = await together(captured_model, openings, *drafts)
     assert len(tried) == 1
     assert list(map(sent, found)) == list(map(sent, expected))
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(16, 5), (32, 8), (16, 3), (6, 5)])
+@torch.inference_mode()
+def test_a_level_keeps_and_expands_the_heaviest_that_are_text(nodes: int, depth: int) -> None:
+    """Among few ids, of which some have the letters of others, and some are control symbols."""
+    letters = [*(Letters(chr(97 + token // 2)) for token in range(10)), *map(Letters, ("\u0100", "\u0101"))]
+    clocks = Clocks(KeyedNoise(letters, [0] * 12), torch.device("cpu"), None, [1] * 12)
+    trees, draws = StandingTrees(tree_width(nodes, depth), clocks, letters), StandingDraws(clocks, 1)
+    width = trees.width
+    for seed in range(20):
+
+        def after(path: Path, seed: int = seed) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(hash((seed, *path)) % (1 << 31))
+            return torch.randn(12, generator=generator) * 2
+
+        forward, options = ForwardRequest(0, (1,), more=(depth - 1) * width), SamplingOptions(temperature=0)
+        first = TopRequest(after(())[None], options, clocks, [(KEY, 0)], False, width, None, forward, nodes - depth)
+        assert trees.serves(first)
+        trees.begin([first], 1)
+        here, paths, own = after(()).repeat(width, 1), {ROOT: ()}, trees._nodes[0]
+        costs = own.view(torch.float64)[:, 0]
+        for level in range(depth):
+            trees.grow(draws, here, StepInputs.of(torch.zeros(9, width, dtype=torch.int64)))
+            for row in (costs[:width] < torch.inf).nonzero()[:, 0].tolist():
+                path = paths[level * width + row] = (*paths[int(own[row, 1])], int(own[row, 2]))
+                here[row] = after(path)
+        kept = {(*paths[parent], token) for parent, token in own[width:-1][costs[width:-1] < torch.inf, 1:3].tolist()}
+        reference = Mock(after=lambda path: dict(enumerate(after(path).double().softmax(-1).tolist())))
+        assert (paths[(depth - 1) * width], kept) == grown(reference, letters, nodes, depth)
 
 
 def test_trees_of_the_controllers_choices_are_captured() -> None:

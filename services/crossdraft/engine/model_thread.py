@@ -440,7 +440,7 @@ class ModelThread:
             steps += 1
             self.engine.computed += tokens
         self._follows(span, steps, len(jobs), tokens)
-        (rows,) = yield [found]
+        (rows,) = yield [found.clone()]  # the next batch may be written to the same memory
         return rows_of(rows)
 
     def _follows(self, span: DeviceTimer, steps: int, sessions: int, tokens: int) -> None:

@@ -247,7 +247,7 @@ class GraphRunner:
             if (number := next(made)) > 1:
                 forward()
             level()
-            return trees.found[:number, :count].clone()
+            return trees.found[:number, :count]
 
         return grow
 
