@@ -57,6 +57,7 @@ class World:
     pause: float = 0.0  # seconds more that each twelfth step of the drafter takes
     shared: bool = False  # both services compute on one processor, each at half speed while both do
     prompt: int = 0  # tokens that each service reads before its first step of an output
+    reply: int = 0  # tokens more that a step costs which begins a reply: a GPU makes the others of it without the host
 
 
 class Agenda:
@@ -308,7 +309,8 @@ class SimulatedDraft:
     def _go_on(self) -> None:
         if not self._busy and self._made < self._asked:
             self._busy, epoch = True, self._epoch
-            fed, self._unread = self._choice.width + self._unread, 0
+            begins = self._simulation.world.reply * (self._made == self._sent)
+            fed, self._unread = self._choice.width + self._unread + begins, 0
             self._simulation.drafter.submit(self, fed, lambda done: self._drafted(epoch, done))
 
     def _drafted(self, epoch: int, done: StepDone) -> None:

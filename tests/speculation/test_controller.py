@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, product
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -106,6 +107,16 @@ def test_it_finds_overlapping_where_that_is_the_best_by_a_fifth(
     assert best.overlap
     assert all(speeds[best] > 1.2 * speed for arm, speed in speeds.items() if not arm.overlap)
     assert measured(world, 24, then=200).of_best >= 0.83
+
+
+@pytest.mark.parametrize("acceptance", [0.9, full(0.6)])
+def test_it_finds_rounds_on_one_device_that_overlapped_arms_slow_down(acceptance: float) -> None:
+    """As one GPU with a small drafter: beside passes both take longer, which says little of rounds."""
+    costs = {"pass_base": 0.0055, "pass_each": 0.00003, "step_base": 0.0003, "reply": 130, "machinery": 0.00015}
+    world = World(acceptance, **costs, drafter_trip=0.0008, target_trip=0.0008, noise=0.03, samples=True, shared=True)
+    speeds = arm_speeds(world, 1)
+    assert not max(speeds, key=lambda arm: speeds[arm]).overlap
+    assert fmean(measured(world, 1, seed, 60, 200).of_best for seed in range(4)) >= 0.9
 
 
 COLD = [(0.8, 25, 1, 0, True)]

@@ -24,6 +24,7 @@ KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and w
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
 CROWD = 16  # outputs, of which overlapped arms may be faster by twice as much: guesses of these were off by 0.3
+UNLIKE = 1.0  # ... while of rounds, or of overlapped arms, none was seen: on one device they slow passes and steps down
 GUESS = 0.5  # windows that a guess weighs beside what was measured
 
 
@@ -115,7 +116,9 @@ class Contest:
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
         """What the speeds may be; how far many outputs that overlap get out of step is guessed worst."""
+        known = {arm.overlap for arm in self.records if arm.drafts}
         hopes = {arm: HOPE * (1 + self._crowd * (arm.drafts and arm.overlap)) for arm in speeds}
+        hopes |= {arm: UNLIKE for arm in speeds if arm.drafts and arm.overlap not in known}
         return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
     def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:

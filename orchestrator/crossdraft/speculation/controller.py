@@ -242,7 +242,8 @@ class OutputController(Controller):
         if seen.draft_tokens:
             self.asked = None
             drafting = sum(one._arm.drafts for one in outputs)
-            costs.steps.add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
+            steps = costs.beside if self._arm.overlap else costs.steps
+            steps.add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
             costs.trips.add(seen.waited - seen.seconds - seen.queued, len(outputs))
 

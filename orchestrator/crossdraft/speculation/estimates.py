@@ -15,6 +15,7 @@ LATEST = 9  # durations of which the lower third counts: five that are nobody's,
 MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is known within 0.03
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
 UNKNOWN_STEP = 0.2  # of a pass, that a draft token takes until it is known: drafters are made to be small
+ALONE = 0.5  # of what it takes beside a pass, until it is known: a GPU makes a round's draft at once, in a fifth
 CROWDED = 0.1  # exponent: outputs that overlap get out of step, and passes have fewer of them; as simulated
 BRANCHED = 0.2  # exponent: with n times the nodes of a chain, a tree misses n^-0.2 times as often, measured
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
@@ -89,13 +90,17 @@ class Costs:
 
     def __init__(self) -> None:
         self.target = Times()  # by tokens of all sessions in a pass
-        self.steps = Times()  # of a draft token, by nodes of all outputs
+        self.steps = Times()  # of a draft token in rounds, by nodes of all outputs
+        self.beside = Times()  # ... of overlapped arms, which are made beside passes, few at a time
         self.trips = Times()  # from asking to the first reply, without its steps, by outputs
 
     def step(self, arm: Choice, drafting: float) -> float:
         """Of a draft token if so many outputs draft."""
-        known = self.steps.known
-        return self.steps.seconds(drafting * arm.width) if known else UNKNOWN_STEP * self.target.seconds(drafting)
+        own, other = (self.beside, self.steps) if arm.overlap else (self.steps, self.beside)
+        if not (own.known or other.known):
+            return UNKNOWN_STEP * self.target.seconds(drafting)
+        part = 1.0 if own.known or arm.overlap else ALONE
+        return part * (own if own.known else other).seconds(drafting * arm.width)
 
     def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
         """From asking for so many draft tokens to their arrival."""
