@@ -141,7 +141,7 @@ class LogitsProcessor:
 
     def _ban(self, scores: Tensor, history: History) -> None:
         """In place: ids that end an output too early, and the last ones of bad words, each by the row's own path."""
-        early = [row for row, one in enumerate(history.paths) if len(history.output) + len(one) < self._min_tokens]
+        early = [row for row, path in enumerate(history.paths) if len(history.output) + len(path) < self._min_tokens]
         if early:
             scores[_indices(early, scores)[:, None], self._ends] = -torch.inf
         cells = [(row, last) for row, path in enumerate(history.paths) for last in self._banned(history.output, path)]
@@ -197,7 +197,7 @@ def logits_of(parts: Sequence[Nodes]) -> Tensor:
     if all(part.mask is None for part in parts):
         return logits
     free = np.full((1, -(-width // 8)), 0xFF, dtype=np.uint8)
-    masks = [free.repeat(len(one.logits), 0) if one.mask is None else one.mask for one in parts]
+    masks = [free.repeat(len(part.logits), 0) if part.mask is None else part.mask for part in parts]
     return masked(logits, np.concatenate(masks))
 
 
@@ -262,11 +262,11 @@ class Warping:
             return GREEDY
         numbers = torch.from_numpy(warping_table(options).repeat(sizes, 1)[..., None])
         temperatures, least, top_k, top_p = sent(numbers, device)
-        most = max(one.top_k for one in options)
+        most = max(own.top_k for own in options)
         return Warping(
             False,
             temperatures,
-            least if any(one.min_p for one in options) else None,
+            least if any(own.min_p for own in options) else None,
             top_k.long() if most else None,
             most,
             top_p if options[0].top_p < 1 else None,
@@ -277,12 +277,12 @@ def warping_table(options: Sequence[SamplingOptions]) -> Probabilities:
     """The numbers of a `Warping`, (4, sessions): temperature, logarithm of min_p, top_k, and top_p, where 2 is all."""
     rows = [
         (
-            one.temperature,
-            math.log(one.min_p) if one.min_p else -math.inf,
-            one.top_k,
-            one.top_p if one.top_p < 1 else 2.0,  # above any sum, rounding included
+            own.temperature,
+            math.log(own.min_p) if own.min_p else -math.inf,
+            own.top_k,
+            own.top_p if own.top_p < 1 else 2.0,  # above any sum, rounding included
         )
-        for one in options
+        for own in options
     ]
     return np.array(rows, dtype=np.float64).T
 

@@ -304,7 +304,7 @@ class Engine:
         graphs, slices, nodes = self.runner.graphs, [], range(trees[0].count)
         assert graphs is not None
         siblings = TokenTree((0,) * len(nodes), (ROOT,) * len(nodes))
-        for forward in [one.forward for one in trees if one.forward is not None]:
+        for forward in [tree.forward for tree in trees if tree.forward is not None]:
             size, entry = len(forward.context), self._manager.get(forward.session)
             places = [size + node for node in nodes]
             part = InputTokens([0] * len(nodes), [size] * len(nodes), places, nodes, size, siblings)
@@ -356,11 +356,11 @@ class Engine:
     def _admitted(self, requests: Sequence[ForwardRequest]) -> dict[int, CacheEntry]:
         """The entries of requests that have slots, by index; of each session the first request."""
         entries: dict[Hashable, tuple[int, CacheEntry]] = {}
-        for index, one in enumerate(requests):
-            if one.session not in entries:
-                entry = self._manager.allocate(one)
+        for index, request in enumerate(requests):
+            if request.session not in entries:
+                entry = self._manager.allocate(request)
                 if entry is not None:
-                    entries[one.session] = index, entry
+                    entries[request.session] = index, entry
         return dict(entries.values())
 
     def _slices(

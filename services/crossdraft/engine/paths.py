@@ -175,7 +175,7 @@ class Paths:
     """
 
     def __init__(self, requests: Sequence[PathRequest]) -> None:
-        self.requests, self.rows = requests, joined([one.logits for one in requests])
+        self.requests, self.rows = requests, joined([request.logits for request in requests])
         self.order = [*range(len(requests))]  # of the paths, in each step
         self._alike: list[_AlikePaths] = []
         self._taken: list[Tensor] = []
@@ -188,8 +188,8 @@ class Paths:
     def begin(self) -> None:
         """Draws the first token of each, those that are alike together."""
         kinds: dict[Hashable, list[int]] = {}
-        for place, one in enumerate(self.requests):
-            kinds.setdefault(one.kind, []).append(place)
+        for place, request in enumerate(self.requests):
+            kinds.setdefault(request.kind, []).append(place)
         self.order = [place for places in kinds.values() for place in places]
         self._alike = [_AlikePaths([self.requests[place] for place in places], self.rows) for places in kinds.values()]
         self.extend(self.rows if len(kinds) == 1 else self.rows[sent(torch.tensor(self.order), self.rows.device)])
@@ -225,19 +225,19 @@ class _AlikePaths:
 
     def __init__(self, requests: Sequence[PathRequest], rows: Tensor) -> None:
         self.tensors: list[Tensor] = []
-        self.size, one = len(requests), requests[0]
-        self._one, columns = one, rows.shape[-1] if one.allowed is None else len(one.allowed.numbers)
-        self._warping = Warping.of([one.options for one in requests], [1] * self.size, rows.device)
-        self._width = width_of(one.options, columns)
+        self.size, request = len(requests), requests[0]
+        self._request, columns = request, rows.shape[-1] if request.allowed is None else len(request.allowed.numbers)
+        self._warping = Warping.of([request.options for request in requests], [1] * self.size, rows.device)
+        self._width = width_of(request.options, columns)
         self._at = None if self._warping.greedy else Moments.of([request.at for request in requests], rows.device)
 
     @torch.inference_mode()
     def extend(self, logits: Tensor) -> Tensor:
         """As of `Paths`."""
-        one, clocks = self._one, self._one.clocks
-        allowed = None if one.allowed is None else one.allowed.on_device
-        scores = columns_of(logits, one.allowed)
-        drawn, found = drawn_with(scores, self._warping, self._width, clocks, self._at, allowed, one.row_width)
+        request, clocks = self._request, self._request.clocks
+        allowed = None if request.allowed is None else request.allowed.on_device
+        scores = columns_of(logits, request.allowed)
+        drawn, found = drawn_with(scores, self._warping, self._width, clocks, self._at, allowed, request.row_width)
         column = drawn[:, 0] if allowed is None else allowed[drawn[:, 0]]
         ids = clocks.ids_of(column)
         if self._at is not None:
@@ -247,10 +247,10 @@ class _AlikePaths:
 
     def found(self, arrays: Fetched) -> list[list[Draw]]:
         """As of `Paths`."""
-        one, each = self._one, 3 if self._one.row_width else 2
+        request, each = self._request, 3 if self._request.row_width else 2
         steps = (arrays[begin : begin + each] for begin in range(0, len(arrays), each))
         drawn = (
-            draws_of(ids.astype(np.int64), weights, places, one.allowed, one.clocks.kept)
+            draws_of(ids.astype(np.int64), weights, places, request.allowed, request.clocks.kept)
             for ids, weights, *places in steps
         )
         return [list(path) for path in zip(*drawn, strict=True)]
@@ -291,8 +291,8 @@ class StandingTrees:
     def __init__(self, width: int, clocks: Clocks, letters: Sequence[Letters]) -> None:
         self.width, self.kept, self.levels, self._clocks = width, 4 * width, 1 + MOST_NODES // width, clocks
         device, numbers = clocks.lengths.device, dict[Letters, int]()
-        self._written = torch.tensor([numbers.setdefault(one, len(numbers)) for one in letters], device=device)
-        self._plain = torch.tensor([is_plain(one) for one in letters], device=device)
+        self._written = torch.tensor([numbers.setdefault(own, len(numbers)) for own in letters], device=device)
+        self._plain = torch.tensor([*map(is_plain, letters)], device=device)
         self._nodes = torch.zeros(MOST_TREES, width + self.kept + 1, 7, dtype=torch.int64, device=device)
         self.found = torch.zeros(self.levels, MOST_TREES, width, 3 + 2 * width, dtype=torch.float64, device=device)
         self._ranks = torch.arange(self.kept, device=device)
@@ -310,9 +310,9 @@ class StandingTrees:
         costs = nodes.view(np.float64)[..., COST]
         costs[:], costs[:, 0] = np.inf, 0
         nodes[:, 0, PARENT : ID + 1], nodes[:, -1] = ROOT, 0
-        for own, one in zip(nodes, requests, strict=False):
-            assert one.forward is not None
-            own[0, END], own[-1, 1:3] = one.at[0][1], (len(one.forward.context), one.beside)
+        for own, request in zip(nodes, requests, strict=False):
+            assert request.forward is not None
+            own[0, END], own[-1, 1:3] = request.at[0][1], (len(request.forward.context), request.beside)
         self._nodes[:trees].copy_(staged(torch.from_numpy(nodes), self._nodes.device), non_blocking=True)
 
     def grow(self, draws: StandingDraws, logits: Tensor, inputs: StepInputs) -> None:

@@ -140,7 +140,7 @@ class DrawingSteps:
             memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
         memory.counter.zero_()
         self._logits[:count].copy_(paths.rows)
-        self._draws.begin([one.options for one in paths.requests], [one.at for one in paths.requests])
+        self._draws.begin([request.options for request in paths.requests], [request.at for request in paths.requests])
 
         def next_ids() -> tuple[Tensor, Tensor]:
             step = next(steps)
@@ -190,9 +190,8 @@ class GraphRunner:
 
     def run(self, slices: Sequence[InputTokens]) -> Tensor:
         """The logits asked for, float32 (rows, V), in order."""
-        return self._run(
-            staged(torch.from_numpy(self._numbers_of(slices)), self._device), sum(len(one.wanted) for one in slices)
-        )
+        numbers = staged(torch.from_numpy(self._numbers_of(slices)), self._device)
+        return self._run(numbers, sum(len(inputs.wanted) for inputs in slices))
 
     def following(self, slices: Sequence[InputTokens], steps: int) -> Callable[[Tensor], Tensor]:
         """Up to so many forwards, each of the next token of all slices: given ids, int64 (n,), the logits, as `run`."""
@@ -204,10 +203,10 @@ class GraphRunner:
 
         Slices are those of the first of these forwards, one token of each path.
         """
-        size, options = self.size_for(len(slices)), [one.options for one in paths.requests]
+        size, options = self.size_for(len(slices)), [request.options for request in paths.requests]
         kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, options)))
         drawing = next(kinds, {}).get(size)
-        special = any(one.row_width or one.allowed is not None for one in paths.requests)
+        special = any(request.row_width or request.allowed is not None for request in paths.requests)
         if drawing is None or forwards >= STEPS or special:
             return None
         tables = staged(self._tables(slices, forwards), self._device) if forwards else None
@@ -216,12 +215,12 @@ class GraphRunner:
     def tree_batches(self, requests: Sequence[TopRequest]) -> Iterator[list[int]]:
         """The indices of those whose trees can grow together, by steps that are captured."""
         alike: dict[Hashable, list[int]] = {}
-        for index, one in enumerate(requests):
-            if kind := self._kind_of(one):
-                batch = alike.setdefault((kind, one.levels), [])
+        for index, request in enumerate(requests):
+            if kind := self._kind_of(request):
+                batch = alike.setdefault((kind, request.levels), [])
                 batch.append(index)
                 if len(batch) == max(self._growing[kind]):
-                    yield alike.pop((kind, one.levels))
+                    yield alike.pop((kind, request.levels))
         yield from alike.values()
 
     @torch.inference_mode()
@@ -236,9 +235,9 @@ class GraphRunner:
         numbers = staged(torch.from_numpy(self._numbers_of(slices, size)), self._device)
         own = self._own(size).copy_(numbers, non_blocking=True)
         StepInputs.of(own).marks[0][0, : count * width].sub_(width)  # as each level adds so many
-        rows = joined([one.logits for one in requests])
+        rows = joined([request.logits for request in requests])
         self._logits[: count * width].unflatten(0, (count, width))[:, 0].copy_(rows)
-        draws.begin([one.options for one in requests], [at for one in requests for at in one.at])
+        draws.begin([request.options for request in requests], [at for request in requests for at in request.at])
         trees.begin(requests, most)
         forward, level, made = self._replays[size], self._growing[kind][most], itertools.count(1)
 
@@ -259,7 +258,7 @@ class GraphRunner:
         return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
 
     def _numbers_of(self, slices: Sequence[InputTokens], tokens: int = 0) -> Numbers:
-        size = self.size_for(max(tokens, sum(one.count for one in slices)))
+        size = self.size_for(max(tokens, sum(inputs.count for inputs in slices)))
         return numbers_of(slices, size, self._windows, self._padding_slots)
 
     def _run(self, numbers: Tensor, rows: int, ids: Tensor | None = None) -> Tensor:
@@ -443,7 +442,7 @@ class ModelRunner:
         def step(ids: Tensor) -> Tensor:
             slices = slices_at(next(numbers))
             logits = self._flat(slices, ids)
-            return torch.cat([logits[one] for one in slices])
+            return torch.cat([logits[inputs] for inputs in slices])
 
         return step
 
@@ -463,8 +462,8 @@ class ModelRunner:
         if ids is None:
             ids = batch.ids
         else:
-            places = {one: place for place, one in enumerate(slices)}
-            ids = ids[sent(torch.tensor([places[one] for one in batch.slices]), self._device)]
+            places = {inputs: place for place, inputs in enumerate(slices)}
+            ids = ids[sent(torch.tensor([places[inputs] for inputs in batch.slices]), self._device)]
         logits = _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
         self._split_read(batch.slices)
         return logits
@@ -491,4 +490,4 @@ class ModelRunner:
 
 
 def _split(logits: Tensor, slices: Sequence[InputTokens]) -> dict[InputTokens, Tensor]:
-    return dict(zip(slices, logits.split([len(one.wanted) for one in slices]), strict=True))
+    return dict(zip(slices, logits.split([len(inputs.wanted) for inputs in slices]), strict=True))

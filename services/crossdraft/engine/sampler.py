@@ -324,12 +324,14 @@ class SampleRequest(_OfNodes[Found[Sample]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[SampleRequest]") -> Fetching[list[Found[Sample]]]:
-        sizes, options = [len(one.offsets) for one in requests], [one.nodes.processor.warping for one in requests]
-        logits = logits_of([one.nodes for one in requests])
-        found, width = scores([one.nodes for one in requests], logits), width_of(options[0], logits.shape[-1])
+        options = [request.nodes.processor.warping for request in requests]
+        offsets = [request.offsets for request in requests]
+        sizes = [*map(len, offsets)]
+        logits = logits_of([request.nodes for request in requests])
+        found, width = scores([request.nodes for request in requests], logits), width_of(options[0], logits.shape[-1])
         warping, at = Warping.of(options, sizes, logits.device), None
         if not warping.greedy:
-            at = Moments.of_keys([one.key for one in requests], [one.offsets for one in requests], logits.device)
+            at = Moments.of_keys([request.key for request in requests], offsets, logits.device)
         drawn, certain = drawn_from(found, warping, width, self.clocks, at)
         own = log_probabilities_of(logits)
         tokens, possible, values, *likely = yield (
@@ -387,10 +389,11 @@ class RowRequest(_OfNodes[Found[Row]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[RowRequest]") -> Fetching[list[Found[Row]]]:
-        sizes = [one.nodes.logits.shape[0] for one in requests]
-        listed = [ids for one, size in zip(requests, sizes, strict=True) for ids in one.listed or repeat(NO_IDS, size)]
-        logits = logits_of([one.nodes for one in requests])
-        found = distributions([one.nodes for one in requests], logits)
+        sizes = [request.nodes.logits.shape[0] for request in requests]
+        each = zip(requests, sizes, strict=True)
+        listed = [ids for request, size in each for ids in request.listed or repeat(NO_IDS, size)]
+        logits = logits_of([request.nodes for request in requests])
+        found = distributions([request.nodes for request in requests], logits)
         own = None if self.likely is None else logits
         try:
             table = yield from row_table(found, self.head, listed, own, self.likely or 0)
@@ -412,15 +415,15 @@ class ScoreRequest(OfLogits[Found[Sample]]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[ScoreRequest]") -> Fetching[list[Found[Sample]]]:
-        tokens = torch.tensor([token for one in requests for token in one.tokens], dtype=torch.int64)
-        values = log_probabilities_of(joined([one.logits for one in requests]))
+        tokens = torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64)
+        values = log_probabilities_of(joined([request.logits for request in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
         found, ranks, *likely = yield own, (values >= own).sum(-1), *Likely.tensors(values, self.likely)
         if np.isnan(found).any():
             raise ValueError(NOT_FINITE)
         known = Likely.of(*likely) if likely else None
         table = SampleTable(tokens.numpy(), found[:, 0], known, ranks.astype(np.int64))
-        return _sliced(table.nodes, [len(one.tokens) for one in requests])
+        return _sliced(table.nodes, [len(request.tokens) for request in requests])
 
 
 # Requests of drafters.
@@ -434,9 +437,9 @@ class _OfDrafter(OfLogits[R]):
 
     def scores(self, requests: "Sequence[_OfDrafter[R]]", allowed: Columns | None) -> tuple[Tensor, Warping, int]:
         """Of all rows what may be drawn, its options, and the best columns that alone can be drawn, as `width_of`."""
-        found = columns_of(joined([one.logits for one in requests]), allowed)
-        sizes = [one.logits.shape[0] for one in requests]
-        warping = Warping.of([one.options for one in requests], sizes, found.device)
+        found = columns_of(joined([request.logits for request in requests]), allowed)
+        sizes = [request.logits.shape[0] for request in requests]
+        warping = Warping.of([request.options for request in requests], sizes, found.device)
         return found, warping, width_of(self.options, found.shape[-1])
 
 
@@ -460,7 +463,7 @@ class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
             (weights,) = yield (tempered(scores, warping),)
             places = np.broadcast_to(np.arange(weights.shape[-1]), weights.shape)
         found = cut_rows(weights, numbers_of(places, self.allowed))
-        return _split(found, [one.logits.shape[0] for one in requests])
+        return _split(found, [request.logits.shape[0] for request in requests])
 
 
 def numbers_of(places: Probabilities, allowed: Columns | None) -> Ids:
@@ -489,7 +492,7 @@ class _Drawing(_OfDrafter[Sequence[T]]):
         return None if self.allowed is None else self.allowed.on_device
 
     def moments(self, requests: "Sequence[_Drawing[T]]") -> Moments:
-        return Moments.of([at for one in requests for at in one.at], self.logits.device)
+        return Moments.of([at for request in requests for at in request.at], self.logits.device)
 
 
 class TopRow(NamedTuple):
@@ -531,7 +534,7 @@ class TopRequest(_Drawing[TopRow]):
         found = [[(token, -log(value)) for token, value in zip(*row, strict=True) if value > 0] for row in rows]
         if not all(found):
             raise ValueError(NOT_FINITE)
-        return _split([*map(TopRow, found)], [one.logits.shape[0] for one in requests])
+        return _split([*map(TopRow, found)], [request.logits.shape[0] for request in requests])
 
 
 def likeliest_of(
@@ -587,7 +590,7 @@ class DrawRequest(_Drawing[Draw]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[Draw]]]:
-        sizes = [one.logits.shape[0] for one in requests]
+        sizes = [request.logits.shape[0] for request in requests]
         scores, warping, width = self.scores(requests, self.allowed)
         at = None if warping.greedy else self.moments(requests)
         drawn, own = drawn_with(scores, warping, width, self.clocks, at, self.columns, self.row_width)
@@ -608,13 +611,13 @@ class DrawRequest(_Drawing[Draw]):
         """Of the first row of each request the nearest columns, then the best; and which of them cannot be drawn."""
         at = sent(torch.tensor(firsts), scores.device)
         scores, (weights, *places) = scores[at], [each[at] for each in cut]
-        warping = Warping.of([one.options for one in requests], [1] * len(firsts), scores.device)
+        warping = Warping.of([request.options for request in requests], [1] * len(firsts), scores.device)
         if not places and not warping.greedy:
             weights = tempered(scores, warping)
         if warping.greedy:
             distances, places = -scores, []
         elif self.keyed:
-            moments = Moments.of([one.at[0] for one in requests], scores.device)
+            moments = Moments.of([request.at[0] for request in requests], scores.device)
             if places:
                 columns = places[0] if self.columns is None else self.columns[places[0]]
                 distances = self.clocks.arrivals_of(weights, moments, columns)
