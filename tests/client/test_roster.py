@@ -94,8 +94,10 @@ def test_one_that_is_known_to_be_there_is_taken_before_others() -> None:
     for address, now in zip(ALL, (2.0, 1.0, 3.0), strict=True):
         services.add(address, address.upper())
         services.failed(address, now)
-    assert [services.take((), (), 4.0), services.take(("c",), (), 4.0)] == ["c", "c"]
+    assert [services.take((), (), 4.0), services.take(("c",), (), 4.0)] == ["c", "a"]
+    assert services.take(("a", "c"), (), 4.0) == "c"
     assert services.take((), ("c",), 4.0) == "a"
+    assert services.take((), (), 2.0 + FORGIVEN_SECONDS) == "a"
 
 
 @dataclass

@@ -4,10 +4,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from crossdraft.engine import tensor_parallel
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import ModelLoadError
@@ -28,6 +30,15 @@ STEPS = 40
 def options(**changes: object) -> ModelOptions:
     settings = {"name": TARGET, "device": "cpu", "budget": MIB // 2, "max_length": LENGTH, "threads": 1}
     return ModelOptions(**{**settings, "tensor_parallel_size": 2, **changes})
+
+
+def test_each_follower_knows_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow = Mock()
+    monkeypatch.setattr(tensor_parallel, "follow", follow)
+    monkeypatch.setattr(tensor_parallel.signal, "signal", Mock())
+    for rank in (1, 2, 3):
+        tensor_parallel._followed(options(), rank, "127.0.0.1", 1, Mock())
+    assert [call.args[1] for call in follow.call_args_list] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,11 @@ def test_what_a_step_takes_beside_passes_is_its_own() -> None:
     """Until rounds or overlapped arms are seen the other ones say what it may be."""
     costs = Costs()
     rounds, overlapped = (next(arm for arm in arms_for() if arm.drafts and arm.overlap == own) for own in (False, True))
-    costs.beside.add(0.004)
+    costs.steps_beside.add(0.004)
+    costs.trips_beside.add(0.05)
+    assert (costs.trip(rounds, 1), costs.trip(overlapped, 1)) == (0.05, 0.05)
+    costs.trips.add(0.001)
+    assert (costs.trip(rounds, 1), costs.trip(overlapped, 1)) == (0.001, 0.05)
     assert (costs.step(rounds, 1), costs.step(overlapped, 1)) == (ALONE * 0.004, 0.004)
     costs.steps.add(0.001)
     assert (costs.step(rounds, 1), costs.step(overlapped, 1)) == (0.001, 0.004)

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from crossdraft.text import grammar as grammar_module
-from crossdraft.text.grammar import MAX_LENGTH, Bits, Grammar, GrammarCompiler, GrammarError, GrammarMatcher, of_letters
+from crossdraft.text.grammar import (
+    MAX_LENGTH,
+    Bits,
+    Grammar,
+    GrammarCompiler,
+    GrammarError,
+    GrammarKind,
+    GrammarMatcher,
+    of_letters,
+)
 from crossdraft.text.letters import NOTHING, ControlRole, Letters, Side, from_bytes
 
 EOS = ControlRole.END_OF_SEQUENCE.letter
@@ -180,6 +189,18 @@ def test_references_as_deep_as_a_grammar_may_have_do_not_end_the_process(kind: s
         [sys.executable, "-c", program], input=grammar.text, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.strip(' "\n')) == (0, "ab"), done.stderr
+
+
+def test_schemas_on_lines_of_rules_are_counted_by_themselves() -> None:
+    """However many marks there are: a pattern that looked again from each of them took hours for the last one."""
+    many = ": %json {" * (MAX_LENGTH // 4)
+    for text in (many, many + "}", "a: %json {" + "x" * MAX_LENGTH + "}", "a" * MAX_LENGTH + "\na: %json {}"):
+        with pytest.raises(ValueError, match="a grammar, or the schema of a tool"):
+            Grammar(GrammarKind.EBNF, text)
+    for text in ("a: %json {" + "x" * (MAX_LENGTH - 9) + "}\n") * 9, "a: %json {: %json {}}":
+        Grammar(GrammarKind.EBNF, text)
+    with pytest.raises(ValueError, match="a grammar, or the schema of a tool"):
+        Grammar("json", "{" + " " * MAX_LENGTH + "}")
 
 
 @pytest.mark.parametrize("text", ["", "a" * (MAX_LENGTH + 1), 7, "\ud800"])

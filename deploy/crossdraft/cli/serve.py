@@ -270,9 +270,9 @@ def check_ports(options: object, host: str) -> None:
     had now."""
     flags: dict[int, str] = {}
     for name, port in vars(options).items():
-        if name.endswith("port") and port:
+        if name.endswith("port") and port is not None:
             flag = flag_of(name)
-            if flags.setdefault(port, flag) != flag:
+            if port and flags.setdefault(port, flag) != flag:
                 raise UsageError(f"{flags[port]} and {flag} are both {port}: give each a port of its own")
             Listening(host, port).check_free(flag if name != "port" else "")
 

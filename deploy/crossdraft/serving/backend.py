@@ -221,7 +221,7 @@ class LocalBackend:
 
     All are opened at the start; that of the default drafter is awaited. One that cannot be opened is tried again with
     the next request for it, and whenever `models` is called. Outputs without a drafter are made on the default one's
-    pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.contest`).
+    pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.drafters`).
     """
 
     def __init__(self, model: LocalModel, options: LocalOptions | None = None) -> None:

@@ -31,6 +31,8 @@ from crossdraft.client import connect
 from crossdraft.config.commands import AffinityOptions
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.drafter.tree_drafting import Node, TreeDrafting
+from crossdraft.engine.model_thread import Job
+from crossdraft.engine.sampler import TopRow
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import limit, stamps
 from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting, per_pass, without_repeats
@@ -528,6 +530,11 @@ class ByLayer(TreeDrafting):
         depth, layer = self._draft[-1].depth, sorted(self._unexpanded)
         self._unexpanded.clear()
         return islice((node for node in layer if node.depth == depth), count)
+
+    def _forward(self, nodes: Sequence[Node]) -> Job[list[TopRow | None]]:
+        rows = yield from super()._forward(nodes)
+        self._rows = {}  # the engine would choose by itself
+        return rows
 
 
 @table("tree-by-layer", "fr-spec.md", *PAIR[::2])

@@ -9,7 +9,6 @@ from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ServiceError
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
-LIKELIEST = (True, None, False)  # to be there: what is known of whether a service can be reached
 
 Service = TypeVar("Service")
 
@@ -67,20 +66,21 @@ class Roster(Generic[Service]):
         """The address where the next session is opened; `give_back` when it has ended.
 
         Args:
-            used: where this generation has sessions already: only taken if no other is left.
+            used: where this generation has sessions already: only taken if no other is left that may be there.
             blamed: where this generation opens none again.
             now: seconds.
 
         Returns:
-            Of those that are likeliest to be there, the address that failed least recently, and of several such the
-            one with the fewest sessions; None if no address is left.
+            Of those that may be there one that is not used, that has not failed lately, that is known to be there, that
+            failed least recently, and that has the fewest sessions, in this order; None if no address is left.
         """
 
-        def cost(address: str) -> tuple[int, bool, float, int]:
+        def cost(address: str) -> tuple[bool, bool, bool, bool, float, int]:
             place = self._places[address]
             failed = -inf if place.failed_at is None else place.failed_at
-            reached = LIKELIEST.index(self._reachable(place.service))
-            return reached, address in used, failed if now - failed < FORGIVEN_SECONDS else -inf, place.sessions
+            failed = failed if now - failed < FORGIVEN_SECONDS else -inf
+            there = self._reachable(place.service)
+            return there is False, address in used, failed > -inf, there is None, failed, place.sessions
 
         free = (address for address, place in self._places.items() if not place.leaving and address not in blamed)
         chosen = min(free, key=cost, default=None)

@@ -242,10 +242,11 @@ class OutputController(Controller):
         if seen.draft_tokens:
             self.asked = None
             drafting = sum(one._arm.drafts for one in outputs)
-            steps = costs.beside if self._arm.overlap else costs.steps
+            steps = costs.steps_beside if self._arm.overlap else costs.steps
             steps.add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
-            costs.trips.add(seen.waited - seen.seconds - seen.queued, len(outputs))
+            trips = costs.trips_beside if self._arm.overlap else costs.trips
+            trips.add(seen.waited - seen.seconds - seen.queued, len(outputs))
 
     def _judged(self, seen: Judged) -> None:
         """What was emitted, and how draft tokens fared."""

@@ -91,20 +91,26 @@ class Costs:
     def __init__(self) -> None:
         self.target = Times()  # by tokens of all sessions in a pass
         self.steps = Times()  # of a draft token in rounds, by nodes of all outputs
-        self.beside = Times()  # ... of overlapped arms, which are made beside passes, few at a time
         self.trips = Times()  # from asking to the first reply, without its steps, by outputs
+        # ... of overlapped arms, which are made beside passes, few at a time, and may wait for each other.
+        self.steps_beside, self.trips_beside = Times(), Times()
 
     def step(self, arm: Choice, drafting: float) -> float:
         """Of a draft token if so many outputs draft."""
-        own, other = (self.beside, self.steps) if arm.overlap else (self.steps, self.beside)
+        own, other = (self.steps_beside, self.steps) if arm.overlap else (self.steps, self.steps_beside)
         if not (own.known or other.known):
             return UNKNOWN_STEP * self.target.seconds(drafting)
         part = 1.0 if own.known or arm.overlap else ALONE
         return part * (own if own.known else other).seconds(drafting * arm.width)
 
+    def trip(self, arm: Choice, drafting: float) -> float:
+        """From asking to a reply, if so many outputs draft."""
+        own, other = (self.trips_beside, self.trips) if arm.overlap else (self.trips, self.trips_beside)
+        return (own if own.known else other).seconds(drafting)
+
     def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
         """From asking for so many draft tokens to their arrival."""
-        return self.trips.seconds(drafting) + tokens * self.step(arm, drafting)
+        return self.trip(arm, drafting) + tokens * self.step(arm, drafting)
 
     def round(self, arm: Choice, outputs: float, drafting: float, chance: float, worth: float = 1.0) -> Round:
         """What is expected of an arm.
@@ -130,7 +136,7 @@ class Costs:
             return Round(first.tokens, first.seconds + again)
         # A pass without a refusal before it has what was drafted meanwhile. Of those that may be ahead some are in a
         # pass, others drafted during it, and others on their way.
-        step, life = self.step(arm, drafting), 2 * first.seconds + self.trips.seconds(drafting)
+        step, life = self.step(arm, drafting), 2 * first.seconds + self.trip(arm, drafting)
         ahead = max(wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
         full, refused = passed(ahead), 1 - chance**ahead
         alone = 1.0 if wait else max(1.0, again / max(first.seconds, 1e-9))  # passes until there is a draft

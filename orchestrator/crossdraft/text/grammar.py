@@ -35,7 +35,7 @@ from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, t
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
 MAX_LENGTH = 2**16  # characters of a grammar, but for the schemas on lines of rules, each of which has as many,
 MAX_WHOLE = 2**20  # and of all together
-SCHEMAS = re.compile(r"(?m)(?<=: %json )\{.*\}$")
+SCHEMA = ": %json "  # before a schema, to the end of the line
 COSTLY = ("multipleOf", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
 COMPILING = 2  # threads
 TRIAL_SECONDS = 2  # of processor time that compiling may take
@@ -91,7 +91,7 @@ class Grammar:
         if self.kind not in [*GrammarKind]:
             raise ValueError(f"the kind of a grammar must be one of {', '.join(GrammarKind)}, got {self.kind!r}")
         object.__setattr__(self, "kind", GrammarKind(self.kind))
-        if not (isinstance(self.text, str) and 0 < self._longest <= MAX_LENGTH and len(self.text) <= MAX_WHOLE):
+        if not (isinstance(self.text, str) and 0 < len(self.text) <= MAX_WHOLE and self._longest <= MAX_LENGTH):
             raise ValueError(
                 f"a grammar, or the schema of a tool, must be a text of 1 to {MAX_LENGTH} characters, "
                 f"and of {MAX_WHOLE} with the schemas of all tools"
@@ -104,7 +104,9 @@ class Grammar:
     @property
     def _longest(self) -> int:
         """Characters of a part that the library follows by itself: by its own references only so deep."""
-        schemas = [len(one) for one in SCHEMAS.findall(self.text)] if self.kind is GrammarKind.EBNF else []
+        lines = self.text.splitlines() if self.kind is GrammarKind.EBNF else []
+        parts = [line.partition(SCHEMA)[2] for line in lines]
+        schemas = [len(part) for part in parts if part.startswith("{") and part.endswith("}")]
         return max(len(self.text) - sum(schemas), *schemas, 0)
 
     @staticmethod

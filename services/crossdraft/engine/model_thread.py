@@ -177,7 +177,7 @@ class ModelThread:
         self.queued = 0.0  # seconds that they waited for their first steps
         self._engine_step = engine.step if step is None else step
         self._followed_kinds: tuple[type[PathRequest], ...] = (PathRequest,) if engine.follows and step is None else ()
-        self._followed: tuple[DeviceTimer, int, int] | None = None  # steps after the latest, and tokens of each
+        self._followed: list[tuple[DeviceTimer, int, int]] = []  # steps after the latest, and tokens of each
         self._clock = clock
         own = priority and engine.device.type == "cuda"
         self._stream = torch.cuda.Stream(engine.device, priority) if own else None
@@ -342,10 +342,9 @@ class ModelThread:
         self._outbox.flush()
         with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
             self._scheduler.stepped(computed, span.ended - span.began)
-            if self._followed is not None:
-                span, steps, tokens = self._followed
+            followed, self._followed = self._followed, []
+            for span, steps, tokens in followed:
                 self._scheduler.stepped(tokens, (span.ended - span.began) / steps)
-                self._followed = None
         self.seconds += self._clock() - began
 
     def _stepped(self, job: RunningJob[Any], logits: Tensor | None, began: float) -> None:
@@ -449,7 +448,7 @@ class ModelThread:
             span.end()
             self.steps += steps
             self.batches[sessions] += steps
-            self._followed = span, steps, tokens
+            self._followed.append((span, steps, tokens))
 
     def _others_wait(self, jobs: "Sequence[RunningJob[Any]]") -> bool:
         """Whether others wait for the model, or nobody for one of these."""

@@ -305,7 +305,7 @@ class StandingTrees:
         return fits and keyed and request.allowed is None and request.forward is not None
 
     def begin(self, requests: Sequence[TopRequest], trees: int) -> None:
-        """From now on these grow, and as many others, which are nobody's, that they are so many."""
+        """Starts so many trees: one for each request, the others are padding."""
         nodes = np.zeros((trees, *self._nodes.shape[1:]), dtype=np.int64)
         costs = nodes.view(np.float64)[..., COST]
         costs[:], costs[:, 0] = np.inf, 0

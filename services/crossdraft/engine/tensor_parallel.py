@@ -66,8 +66,8 @@ def start_here(options: ModelOptions, host: str, port: int) -> list[Connection]:
 
 def _followed(options: ModelOptions, number: int, host: str, port: int, connection: Connection) -> None:
     """The main function of a process: signals are for rank 0, which may have to drain."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
     follow(options, number, host, port, connection)
 
 

@@ -285,6 +285,8 @@ async def test_an_error_of_a_grammar_names_the_field_that_it_is_made_of(
     inner = "function.parameters" if chat else "parameters"
     assert await named("function_1_bad_arguments", tools=tools, tool_choice="required") == f"tools.1.{inner}"
     assert await named("no output is possible", tools=tools, tool_choice="required") == "tools"
+    assert await named("function_7_a_arguments", tools=tools, tool_choice="required") == "tools"
+    assert await named("function_1_a_arguments", tools=tools, **how) != f"tools.1.{inner}"
     assert await named("content", **how) == ("response_format" if chat else "text.format")
 
 

@@ -54,7 +54,7 @@ MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
 PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
 GRAMMAR = "structured_outputs"  # the field of a request that errors of grammars are about
-OF_FUNCTION = re.compile(r"\bfunction_(\d+)_\w*_arguments\b")  # a rule of `text.answers`, in an error
+OF_FUNCTION = re.compile(r"\bfunction_(\d{1,4})_\w*_arguments\b")  # a rule of `text.answers`, in an error
 ONE_KIND = "one kind of structured outputs constraint"
 OLDER = ("json", "regex", "choice", "grammar")  # kinds that vLLM called guided_json and so on
 
@@ -441,7 +441,8 @@ class ChatBody(TemplateFields, GenerationBody):
 
     def field_of(self, error: RequestError) -> str | None:
         """As of `GenerationBody`; of a schema of a tool it is that."""
-        if error.field != GRAMMAR or not (found := OF_FUNCTION.search(str(error))):
+        found = OF_FUNCTION.search(str(error)) if error.field == GRAMMAR and self._grammar_in == "tools" else None
+        if found is None or int(found[1]) >= len(self._chosen):
             return super().field_of(error)
         at = [one.function for one in self.tools].index(self._chosen[int(found[1])])
         return f"tools.{at}.function.parameters"

@@ -211,7 +211,7 @@ class ResponseWriter:
     """Writes the reply to one request, item by item: as events, whose last one has the whole."""
 
     def __init__(self, body: ResponsesBody, model: str, request_id: str) -> None:
-        self._request_id = request_id
+        self._request_id, self._field_of = request_id, body.field_of
         self._output = PartialOutput(answer=AnswerParser(body.chat.form))
         self._number = 0  # of events
         self._thought = 0  # tokens of reasoning
@@ -246,7 +246,7 @@ class ResponseWriter:
                     for event in self._events(item):
                         yield event
             except FOREIGN as error:
-                yield self.fault(refusal_of(error, self._request_id))
+                yield self.fault(refusal_of(error, self._request_id, self._field_of))
 
     def fault(self, refusal: RefusedError) -> bytes:
         """The last event of a stream that an error ends."""

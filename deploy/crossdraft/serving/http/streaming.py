@@ -61,7 +61,7 @@ class Replies:
                     if event := self._event(index, item):
                         yield event
             except FOREIGN as error:
-                yield self.fault(refusal_of(error, self._request_id))
+                yield self.fault(refusal_of(error, self._request_id, self._body.field_of))
             else:
                 usage = event_of(self._format.usage_chunk(self._outputs)) if self._body.include_usage else b""
                 yield usage + DONE
