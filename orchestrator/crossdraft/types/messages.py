@@ -23,7 +23,7 @@ MAX_RUN = 64  # tokens that a pass, or an extension of its run, can request of t
 MAX_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
 # Of SamplingOptions: for what a request leaves out, a model may have settings of its own.
 MODEL_SETTINGS = tuple(one.name for one in fields(Sampling) if isinstance(one.default, LeftOut))
-# Of them, what drafters do not apply to their own logits.
+# Fields of SamplingOptions that drafters do not apply to their own logits.
 ONLY_TARGETS = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens", "logit_bias", "allowed_token_ids",
     "bad_word_ids", "end_ids",

@@ -45,7 +45,7 @@ class Planner:
         """The tree of a pass at the frontier.
 
         Args:
-            draft_tokens: the revealed draft.
+            draft_tokens: the draft as far as it has arrived, revealed or not.
             skip: letters from the start of the first draft token to the frontier.
             room: max nodes that the target's context leaves.
             alternatives: other texts that may follow the frontier, the likeliest first; used while paths are left.
