@@ -95,7 +95,7 @@ class Engine:
 
     def step(self, rows: Sequence[int]) -> None:
         """One forward for these requests, in this order."""
-        clock = self._made._clock
+        clock = self._made.clock
         clock.now += STEP
         sampled = []
         for row in rows:

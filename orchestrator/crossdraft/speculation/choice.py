@@ -216,7 +216,10 @@ class Fixed(Controller):
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
-        self.waits_for_drafter = choice.drafts and not choice.overlap
+
+    @property
+    def waits_for_drafter(self) -> bool:  # type: ignore[override]
+        return self.choice.drafts and not self.choice.overlap
 
     def wants_drafter(self, now: float) -> bool:
         return self.choice.drafts
