@@ -197,8 +197,10 @@ def test_schemas_on_lines_of_rules_are_counted_by_themselves() -> None:
     for text in (many, many + "}", "a: %json {" + "x" * MAX_LENGTH + "}", "a" * MAX_LENGTH + "\na: %json {}"):
         with pytest.raises(ValueError, match="a grammar, or the schema of a tool"):
             Grammar(GrammarKind.EBNF, text)
-    for text in ("a: %json {" + "x" * (MAX_LENGTH - 9) + "}\n") * 9, "a: %json {: %json {}}":
+    for text in ("a: %json {" + "x\u2028" * (MAX_LENGTH // 2 - 9) + "}\n") * 9, "a: %json {: %json {}}":
         Grammar(GrammarKind.EBNF, text)
+    with pytest.raises(ValueError, match="a grammar, or the schema of a tool"):  # only \n ends a line
+        Grammar(GrammarKind.EBNF, ("a: %json {" + "x" * (MAX_LENGTH - 9) + "}\v") * 2)
     with pytest.raises(ValueError, match="a grammar, or the schema of a tool"):
         Grammar("json", "{" + " " * MAX_LENGTH + "}")
 

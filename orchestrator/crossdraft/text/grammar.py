@@ -104,7 +104,7 @@ class Grammar:
     @property
     def _longest(self) -> int:
         """Characters of a part that the library follows by itself: by its own references only so deep."""
-        lines = self.text.splitlines() if self.kind is GrammarKind.EBNF else []
+        lines = self.text.split("\n") if self.kind is GrammarKind.EBNF else []
         parts = [line.partition(SCHEMA)[2] for line in lines]
         schemas = [len(part) for part in parts if part.startswith("{") and part.endswith("}")]
         return max(len(self.text) - sum(schemas), *schemas, 0)

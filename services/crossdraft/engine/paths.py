@@ -259,7 +259,7 @@ class _AlikePaths:
 # Trees.
 
 TREE_WIDTHS = 4, 7  # of trees whose levels are captured: those of the controller's
-MOST_TREES = 32  # that grow together, at most
+MAX_TREES = 32  # that grow together, at most
 
 
 # What is known of a node on the device, int64: its cost, minus the logarithm of its weight, a float64; the place of its
@@ -293,8 +293,8 @@ class StandingTrees:
         device, numbers = clocks.lengths.device, dict[Letters, int]()
         self._written = torch.tensor([numbers.setdefault(own, len(numbers)) for own in letters], device=device)
         self._plain = torch.tensor([*map(is_plain, letters)], device=device)
-        self._nodes = torch.zeros(MOST_TREES, width + self.kept + 1, 7, dtype=torch.int64, device=device)
-        self.found = torch.zeros(self.levels, MOST_TREES, width, 3 + 2 * width, dtype=torch.float64, device=device)
+        self._nodes = torch.zeros(MAX_TREES, width + self.kept + 1, 7, dtype=torch.int64, device=device)
+        self.found = torch.zeros(self.levels, MAX_TREES, width, 3 + 2 * width, dtype=torch.float64, device=device)
         self._ranks = torch.arange(self.kept, device=device)
         self._ones = torch.ones(width, dtype=torch.int64, device=device)
         self._before = torch.ones(width, width, dtype=torch.bool, device=device).tril(-1)

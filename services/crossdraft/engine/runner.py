@@ -34,7 +34,7 @@ from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
 from crossdraft.engine.distributions import joined
 from crossdraft.engine.kv_cache import MIB, KVCache
-from crossdraft.engine.paths import MOST_TREES, Paths, StandingDraws, StandingTrees
+from crossdraft.engine.paths import MAX_TREES, Paths, StandingDraws, StandingTrees
 from crossdraft.engine.requests import InputTokens
 from crossdraft.engine.sampler import TOGETHER, TopRequest
 
@@ -338,7 +338,7 @@ class GraphRunner:
     def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> None:
         """Levels of trees that have so many rows at most."""
         assert self._logits is not None
-        for count in [1 << bit for bit in range(min(most // trees.width, MOST_TREES).bit_length())][::-1]:
+        for count in [1 << bit for bit in range(min(most // trees.width, MAX_TREES).bit_length())][::-1]:
             tokens = count * trees.width
             trees.begin((), count)
             inputs = StepInputs.of(self._own(self.size_for(tokens)))
