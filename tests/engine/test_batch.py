@@ -1,5 +1,7 @@
 """What the numbers of a forward say."""
 
+from itertools import takewhile
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from crossdraft.engine.attention import Window
 from crossdraft.engine.batch import Numbers, following_numbers, numbers_of, too_large
 from crossdraft.engine.kv_cache_manager import size_for
-from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, plan_inputs
+from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, common_prefix, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 
@@ -33,6 +35,15 @@ def one_token(place: int, base: int, start: int) -> InputTokens:
     """The token with this number in a session; layers with a window have it from `base` on."""
     extents = Extent(start, 128), Extent(start + 4096, 64, base)
     return InputTokens([0], [place], [place], (0,), place + 1, NO_TREE, extents=extents)
+
+
+@given(*[st.lists(st.integers(0, 2), max_size=12).map(tuple)] * 3)
+def test_a_common_prefix_is_as_long_as_the_ids_are_equal(
+    first: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    pairs = zip((*first, *one, None), (*first, *other), strict=False)
+    equal = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+    assert common_prefix((*first, *one), (*first, *other)) == equal
 
 
 @given(st.lists(st.tuples(st.integers(20, 60), st.integers(0, 20)), min_size=1, max_size=4), st.integers(1, 6))

@@ -173,11 +173,14 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
 
 
 def common_prefix(cached: tuple[int, ...], context: tuple[int, ...]) -> int:
-    """Length of the common prefix: one comparison in the usual case, all of `cached`, else bisection."""
+    """Length of the common prefix: one comparison in the usual case, all of `cached`, or few, as the newest differ."""
     if cached is context or context[: len(cached)] == cached:
         return len(cached)
-    sizes = range(1, min(len(cached), len(context)) + 1)
-    return bisect_left(sizes, True, key=lambda size: cached[:size] != context[:size])
+    most, step = min(len(cached), len(context)), 1
+    while (least := max(0, most - step)) and cached[:least] != context[:least]:
+        step *= 2
+    sizes = range(least + 1, most + 1)
+    return least + bisect_left(sizes, True, key=lambda size: cached[least:size] != context[least:size])
 
 
 def emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
