@@ -1,7 +1,7 @@
 """Which sessions have KV slots, which wait for them, and which are preempted."""
 
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.scheduler import LEAST_TURN, WAIT, Admission
+from crossdraft.engine.scheduler import LEAST_TURN, WAIT, Admission, StepCosts
 
 
 class Cache:
@@ -34,7 +34,7 @@ class Service:
                 self.cache.sessions.add(request.session)
                 self.admission.stepped(request.session, now)
                 if answers:
-                    self.admission.answered(request.session, now, lambda: 0.01)
+                    self.admission.answered(request, now, StepCosts())
                 stepped.append(str(request.session))
         return stepped
 

@@ -9,7 +9,7 @@ distribution. Keys are text: after a control symbol there is little to continue.
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from crossdraft.drafter.context import Context, NoRoomError
@@ -162,13 +162,13 @@ class DraftTree:
     def nodes(self) -> int:
         return len(self._tokens)
 
-    def work(self, tips: Sequence[Tip]) -> ForwardRequest:
-        """Adds the tips' tokens; a request for the row after each tip, in their order. A tip without a token of its own
-        comes first."""
+    def work(self, tips: Sequence[Tip], more: int = 0) -> ForwardRequest:
+        """Adds the tips' tokens; a request for the row after each tip, in their order, and so many `more` tokens after
+        it. A tip without a token of its own comes first."""
         for tip in tips:
             self.grow(tip)
         tree = TokenTree(tuple(self._tokens), tuple(self._parents))
-        return ForwardRequest(self._session, self._root, tree, tuple(tip.node + 1 for tip in tips))
+        return ForwardRequest(self._session, self._root, tree, tuple([tip.node + 1 for tip in tips]), more)
 
     def grow(self, tip: Tip) -> None:
         if tip.token is not None:
@@ -290,7 +290,7 @@ class Drafting:
 
     def _draft_path(self, steps: int) -> Job[None]:
         """The draft's next tokens."""
-        state, forward = self._state, replace(self._tree.work([self._tip]), more=steps - 1)
+        state, forward = self._state, self._tree.work([self._tip], steps - 1)
         assert state.source.path is not None  # `_steps` has seen to it
         found, queued = yield from state.source.path(forward, self._draws, state.context.offset)
         self._replies.waited(queued)
@@ -298,7 +298,7 @@ class Drafting:
             for draw in found:
                 self._tree.grow(self._tip)
                 self._extend_draft(draw)
-            state.context.append(*(draw.token for draw in found))
+            state.context.append(*[draw.token for draw in found])
 
     @property
     def _drafts(self) -> bool:

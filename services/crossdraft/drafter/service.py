@@ -213,9 +213,11 @@ class DrafterSession:
 
     def _tree(self, request: Draft) -> TreeShape | None:
         """A chain where draft tokens carry rows or belong to a branch, where each draw is audited, or room is short."""
+        if request.tree_nodes <= request.count:
+            return None
         tree, opening = TreeShape(request.tree_nodes, request.count, request.least_likely), self._opening
         chain = request.adopt or opening.audited or self._state.rows or opening.redistribute
-        small = request.tree_nodes <= request.count or 4 * tree.room > 3 * self._state.context.capacity
+        small = 4 * tree.room > 3 * self._state.context.capacity
         whole = (request.first or request.chunk) >= request.count  # a tree is one reply
         return tree if whole and not (chain or small) else None
 

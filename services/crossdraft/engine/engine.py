@@ -122,8 +122,8 @@ class Following:
     def record(self, tokens: Sequence[Sequence[int]]) -> None:
         """The ids, now that the host has them."""
         for request, entry, fed in zip(self._requests, self._entries, tokens, strict=True):
-            grown = request.after(fed) if fed else request
-            self._manager.record(entry, CachedTokens(grown.context, grown.tree), len(grown.context))
+            tree = request.grown(fed) if fed else request.tree
+            self._manager.record(entry, CachedTokens(request.context, tree), len(request.context))
 
 
 def _one_token(entry: CacheEntry, place: int) -> InputTokens:

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from queue import Empty, SimpleQueue
@@ -29,6 +28,7 @@ from crossdraft.engine.paths import PathRequest, Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, TopRequest, TopRow, batched
 from crossdraft.engine.scheduler import Admission, Pause, Scheduler
+from crossdraft.types import quick_dataclass
 
 T = TypeVar("T")
 Job = Generator[ForwardRequest | SamplerRequest[Any], Any, T]
@@ -44,7 +44,7 @@ class ModelThreadClosedError(RuntimeError):
     """The model thread takes no more jobs."""
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class ForwardResult:
     """What a job receives for a forward request."""
 
@@ -376,7 +376,7 @@ class ModelThread:
         queued = request.began - request.asked
         self.answers += 1
         self.queued += queued
-        self._admission.answered(request.session, now, lambda: self._scheduler.costs.seconds(len(request.context)))
+        self._admission.answered(request, now, self._scheduler.costs)
         job.resume(ForwardResult(logits, queued, request.began, span, sessions, computed), self.engine.check, now)
 
     def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:

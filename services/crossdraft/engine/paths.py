@@ -6,7 +6,7 @@ What reads its options in tensors that stay can be captured as CUDA graphs, as t
 
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class PathRequest(OfLogits[list[Draw]]):
     row_width: int = 0  # as in `DistributionRequest`: above 0 the distributions are wanted, too
     allowed: Columns | None = None  # the only columns that may be drawn; None: all
 
-    @cached_property
+    @property
     def kind(self) -> Hashable:
         return Warping.kind(self.options, self.logits.shape[-1]), self.clocks, self.row_width, self.allowed
 

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from crossdraft.types import quick_dataclass
 from crossdraft.types.trees import ROOT, TokenTree
 
 NO_TREE = TokenTree()
@@ -43,9 +44,13 @@ class ForwardRequest:
 
     def after(self, tokens: Sequence[int]) -> "ForwardRequest":
         """Asks for the row after some of these `more` nodes, which follow the last row that is asked for now."""
-        tree, parent, first = self.tree, self.rows()[-1] - 1, len(self.tree.tokens)
-        grown = TokenTree((*tree.tokens, *tokens), (*tree.parents, parent, *range(first, first + len(tokens) - 1)))
+        grown = self.grown(tokens)
         return ForwardRequest(self.session, self.context, grown, (len(grown.tokens),), max(0, self.more - len(tokens)))
+
+    def grown(self, tokens: Sequence[int]) -> TokenTree:
+        """The tree with them, at least one."""
+        tree, parent, first = self.tree, self.rows()[-1] - 1, len(self.tree.tokens)
+        return TokenTree((*tree.tokens, *tokens), (*tree.parents, parent, *range(first, first + len(tokens) - 1)))
 
     def check(self, max_length: int) -> None:
         """Refuses sizes and rows that cannot be computed.
@@ -64,7 +69,7 @@ class ForwardRequest:
             raise ValueError(f"wanted rows must ascend within 0 to {nodes}, got {rows}")
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class CachedTokens:
     """Whose keys and values an extent holds: committed ids in order, then the nodes of a tree, in order."""
 

@@ -314,11 +314,11 @@ class Admission:
         else:
             known.used = now
 
-    def answered(self, session: Hashable, now: float, recomputing: Callable[[], float]) -> None:
-        """The session has a result; `recomputing` says how many seconds it would take to compute its whole text."""
-        known = self._sessions[session]
+    def answered(self, request: ForwardRequest, now: float, costs: StepCosts) -> None:
+        """The request's session has a result."""
+        known = self._sessions[request.session]
         if known.until == float("inf"):
-            known.until = now + max(LEAST_TURN, RECOMPUTING * recomputing())
+            known.until = now + max(LEAST_TURN, RECOMPUTING * costs.seconds(len(request.context)))
 
     def close(self, session: Hashable) -> None:
         """Frees the session's slots."""
