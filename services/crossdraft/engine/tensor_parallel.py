@@ -104,14 +104,18 @@ def run_ranks(
     return replace(running, end=leader.end)
 
 
+def _accelerator() -> torch.device | None:
+    """That of this machine, as transformers takes it: a build for CUDA may run where there is none."""
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
 def _check(options: ModelOptions) -> None:
     if dist.is_initialized():
         raise ModelLoadError("this process has a model over several devices already, and can have one only")
-    device, usual = device_of(options.device), torch.accelerator.current_accelerator() or torch.device("cpu")
+    device, usual = device_of(options.device), _accelerator() or torch.device("cpu")
     if device.type != usual.type or (device.index is not None and options.device != "auto"):
-        seen = "" if device.type == "cuda" or torch.accelerator.is_available() else ", and it sees none"
         raise ModelLoadError(
-            f"with --tensor-parallel-size torch runs on {usual.type} here{seen}: --device must be {usual.type} or auto "
+            f"with --tensor-parallel-size torch runs on {usual.type} here: --device must be {usual.type} or auto "
             f"and is {options.device} (CUDA_VISIBLE_DEVICES chooses GPUs)"
         )
     if options.lora is not None:
@@ -123,7 +127,7 @@ def _check(options: ModelOptions) -> None:
 
 def _join(options: ModelOptions, number: int, store: TCPStore) -> None:
     """Makes this process the rank with this number, for transformers; returns once all are there."""
-    device, local = torch.accelerator.current_accelerator(), 0
+    device, local = _accelerator(), 0
     if device is not None:
         local = number % torch.accelerator.device_count()  # in a cluster each sees only its own device
         torch.accelerator.set_device_index(local)
