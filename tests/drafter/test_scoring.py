@@ -19,7 +19,7 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.engine.tiny import drafting_distributions
-from tests.rpc.sessions import DrafterClient, DrafterSession
+from tests.rpc.sessions import DrafterClient, ServiceSession
 from tests.tables import pseudo_distribution
 from tests.vocabularies import toy_vocabulary
 
@@ -145,7 +145,7 @@ async def test_real_drafts_begin_as_often_as_their_scores_say(drafter, drafter_m
     strings = strings_up_to(2)[4:]  # all pairs of letters: every draft of three tokens begins with one of them
     seen: Counter[str] = Counter()
 
-    async def count_drafts(session: DrafterSession) -> None:
+    async def count_drafts(session: ServiceSession) -> None:
         for epoch in range(1, 101):
             drafted = await session.draft(Draft(epoch, 0, NOTHING, TOKENS))
             ids = [draft_token.token for draft_token in drafted.draft_tokens]

@@ -14,16 +14,15 @@ from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER, TARGET
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.server import Server
 from crossdraft.target.service import TargetService
 from crossdraft.text.letters import Side
 from tests.engine.tiny import tiny_llama
 from tests.rpc.clock import Clock
+from tests.rpc.linked import AT_ONCE
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.rpc.unhurried import unhurry
 from tests.text.kinds import Kind, kind
-
-AT_ONCE = Listening(grace_seconds=0)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,17 +19,17 @@ from crossdraft.client import GenerationRequest, Grammar, Overlap, Pipeline, Req
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.server import Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.grpc_client import Client
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
 from tests.endtoend.reference import Reference
+from tests.rpc.linked import AT_ONCE
 from tests.serving.http.conftest import MESSAGES, Front, front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-AT_ONCE = Listening(grace_seconds=0)
 MAX = 8  # outputs at once
 PROMPT = "def main("
 TOKENS = 16
