@@ -129,10 +129,7 @@ TARGET_REPLIES = [
     (of_target(), "one of opened, done, fetched, scored and ended"),
     (of_target({"rows": LOGGED | {"logged": [1, 1]}}, done={"rows": 1}), "rows.logged has 2 numbers for 1 rows"),
     (of_target({"rows": LOGGED | {"log_probabilities": [-1]}}, done={"rows": 1}), "rows has 2 tokens but 1 log-prob"),
-    (
-        of_target({"rows": LOGGED | {"log_probabilities": [-1, 1]}}, done={"rows": 1}),
-        "rows has a log-probability that is",
-    ),
+    (of_target({"rows": LOGGED | {"log_probabilities": [-1, 1]}}, done={"rows": 1}), "rows has a log-probability that"),
     (of_target({"rows": LOGGED | {"likely": []}}, done={"rows": 1}), "rows has 0 likely ids and 1 values"),
     (of_target({"rows": LOGGED | {"likely": [SIZE]}}, done={"rows": 1}), "rows.likely has the id 300"),
     (done(number=1), "done needs rows or samples"),
