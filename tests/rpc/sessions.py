@@ -51,6 +51,11 @@ class ServiceSession:
             raise came
         return came
 
+    async def ask(self, request: Any) -> Any:
+        """Sends a request and waits for the next reply; only for sessions that have no other request under way."""
+        await self.send(request)
+        return await self.receive()
+
     async def close(self) -> None:
         """Ends the session; the service frees what it held."""
         self._link_session.close()
@@ -62,12 +67,11 @@ class ServiceSession:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # With no other request under way: one request and its reply, which is checked against what was asked.
+    # As `ask`; the reply is checked against what was asked.
 
     async def run(self, request: Pass) -> PassDone:
         """One pass."""
-        await self.send(request)
-        done = await self.receive()
+        done = await self.ask(request)
         assert isinstance(done, PassDone), done
         assert (done.number, len(done.nodes)) == (request.number, len(request.answered))
         return done
@@ -85,8 +89,7 @@ class ServiceSession:
 
     async def fetch(self, request: FetchRow) -> RowFetched:
         """More of the row of one node of the latest pass."""
-        await self.send(request)
-        fetched = await self.receive()
+        fetched = await self.ask(request)
         assert isinstance(fetched, RowFetched), fetched
         assert fetched.node == request.node
         return fetched
@@ -103,8 +106,7 @@ class ServiceSession:
 
     async def score(self, request: Score) -> Scored:
         """How probable strings are as the beginning of the epoch's draft."""
-        await self.send(request)
-        scored = await self.receive()
+        scored = await self.ask(request)
         assert isinstance(scored, Scored), scored
         assert (scored.epoch, len(scored.probabilities)) == (request.epoch, len(request.strings))
         return scored

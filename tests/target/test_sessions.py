@@ -196,8 +196,7 @@ async def test_bad_requests_end_the_session_and_the_service_lives_on(
 ) -> None:
     async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
         with pytest.raises(error, match=complaint):
-            await session.send(request_sent)
-            await session.receive()
+            await session.ask(request_sent)
     async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
         assert await alone(session, 2, draws=False) == generated(target_model, 2)
 
