@@ -107,18 +107,8 @@ def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...]
 
 def test_what_no_models_can_do_is_refused_before_anything_is_started(cli: Cli) -> None:
     nobody = ("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1")
-    refused(
-        cli,
-        "the output of method 'tli' depends on timing",
-        "generate",
-        *nobody,
-        "--method",
-        "tli",
-        "--seed",
-        "1",
-        "--temperature",
-        "1",
-    )
+    timed = ("--method", "tli", "--seed", "1", "--temperature", "1")
+    refused(cli, "the output of method 'tli' depends on timing", "generate", *nobody, *timed)
     refused(cli, "--drafter is given without a target", "generate", *nobody[2:], PROMPT)
     both = ("--target-model", "bundled:target", *nobody)
     refused(cli, "--target and --target-model do not go together", "generate", *both, PROMPT)
@@ -137,12 +127,8 @@ def test_options_that_change_nothing_are_noted() -> None:
     request = GenerationRequest("x", max_draft_tokens=8, speculation=True, explain=True)
     assert without_effect(request, WhereToGenerate(target="a:1,b:1"), alone=False) == []
     notes = without_effect(request, WhereToGenerate(untrusted_drafter=True), alone=True)
-    assert [line.split()[0] for line in notes] == [
-        "--speculation",
-        "--max-draft-tokens",
-        "--explain",
-        "--untrusted-drafter",
-    ]
+    flags = ["--speculation", "--max-draft-tokens", "--explain", "--untrusted-drafter"]
+    assert [line.split()[0] for line in notes] == flags
     request = GenerationRequest("x", num_speculative_tokens=4)
     assert without_effect(request, WhereToGenerate(drafter="none"), alone=True) == [
         "-k has no effect without a drafter"

@@ -257,11 +257,9 @@ def test_the_models_are_beside_several_workers(one, asked, target_folder, drafte
 
 def test_a_client_that_leaves_one_process(one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI):
     ready = one[1]
-    body = {"ignore_eos": True}
     for _ in range(3):
-        with asked.completions.create(
-            model=ready["model"], prompt=PROMPT, max_tokens=100, stream=True, extra_body=body
-        ) as stream:
+        settings = {"model": ready["model"], "prompt": PROMPT, "max_tokens": 100, "stream": True}
+        with asked.completions.create(**settings, extra_body={"ignore_eos": True}) as stream:
             next(iter(stream))
     while any(metric(ready, "crossdraft_service_open_sessions", role) for role in ("target", "drafter")):
         pass
@@ -303,28 +301,13 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
     ours = folder / "ours"
     certificate, key = ours / "127.0.0.1.pem", ours / "127.0.0.1.key"
     other = folder / "theirs" / "127.0.0.1.key"
+    own = ("--target-model", "bundled:target", "--tls-ca", ours / "ca.pem", "--tls-cert", certificate, "--tls-key", key)
     for command, complaint in (
         ((*serve, "--ssl-certfile", certificate), "--ssl-certfile and --ssl-keyfile go together"),
         ((*serve, "--ssl-certfile", certificate, "--ssl-keyfile", other), "does not belong"),
         ((*serve, "--ssl-certfile", folder, "--ssl-keyfile", key), "cannot be read"),
         (("generate", "--server", "127.0.0.1:1", "--tls-ca", key, *SHORT), "is no certificate in PEM"),
-        (
-            (
-                "serve",
-                "http",
-                "--workers",
-                2,
-                "--target-model",
-                "bundled:target",
-                "--tls-ca",
-                ours / "ca.pem",
-                "--tls-cert",
-                certificate,
-                "--tls-key",
-                key,
-            ),
-            "--workers reach own models at 127.0.0.1",
-        ),
+        ((*serve[:2], "--workers", 2, *own), "--workers reach own models at 127.0.0.1"),
         (("generate", "--server", "127.0.0.1:1", "--tls-key", key, *SHORT), "a server takes no client certificates"),
     ):
         cli(*command).failed(complaint)

@@ -149,19 +149,6 @@ def test_texts_of_one_scope_become_few_blocks_and_long_ones_are_cut() -> None:
     assert remembered(memory)["long"] < 2**20 / LETTER_BYTES
 
 
-@pytest.mark.parametrize(
-    ("longest", "shortest", "fault"),
-    [
-        (4, 0, "min_ngram must be at least 1, got 0"),
-        (3, 4, "min_ngram, 4, must not be above max_ngram, 3"),
-        (-1, -1, "max_ngram must be at least 1, got -1"),
-    ],
-)
-def test_lengths_that_cannot_be_are_refused(longest, shortest, fault):
-    with pytest.raises(ValueError, match=fault):
-        NgramOptions(max_ngram=longest, min_ngram=shortest)
-
-
 async def test_it_describes_the_bytes_as_its_vocabulary(ngram: DrafterClient) -> None:
     description = await ngram.describe()
     assert (description.copies, description.vocabulary_size, description.affinity) == (True, 256, "")
