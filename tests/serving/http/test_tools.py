@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Any
 
-import httpx2 as httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
@@ -258,9 +257,7 @@ def test_reasoning_of_any_length_comes_before_what_a_grammar_wants() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-async def test_an_error_of_a_grammar_names_the_field_that_it_is_made_of(
-    direct: httpx.AsyncClient, outputs: FakeBackend, path: str
-) -> None:
+async def test_an_error_of_a_grammar_names_the_field_that_it_is_made_of(direct, outputs, path):
     async def named(rule: str, **asked: Any) -> str | None:
         text = f"Grammar error: {rule}: failed to compile JSON schema: Invalid type: foo"
         outputs.fault, outputs.fault_after = RequestError(text, "structured_outputs"), 0
