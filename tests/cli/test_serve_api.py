@@ -255,16 +255,6 @@ def test_the_models_are_beside_several_workers(one, asked, target_folder, drafte
         assert "crossdraft_service_draft_tokens_total" in httpx.get(f"http://{ready['drafter_metrics']}/metrics").text
 
 
-def test_a_client_that_leaves_one_process(one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI):
-    ready = one[1]
-    for _ in range(3):
-        settings = {"model": ready["model"], "prompt": PROMPT, "max_tokens": 100, "stream": True}
-        with asked.completions.create(**settings, extra_body={"ignore_eos": True}) as stream:
-            next(iter(stream))
-    while any(metric(ready, "crossdraft_service_open_sessions", role) for role in ("target", "drafter")):
-        pass
-
-
 def test_one_process_that_is_told_to_end_lets_its_outputs_end(one, asked):
     process, ready = one
     settings = {"model": ready["model"], "prompt": PROMPT, "max_tokens": 100, "seed": 3}

@@ -10,7 +10,7 @@ import torch
 
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.text.letters import Letters, Side, common_length, from_bytes, is_plain
+from crossdraft.text.letters import NOTHING, Letters, Side, common_length, from_bytes, is_plain
 from crossdraft.types.messages import Advance, Branch, Draft, NoiseKey, OpenDrafter, SamplingOptions
 from tests.drafter.streaming import Epoch, gated
 from tests.engine.tiny import drafting_distributions
@@ -19,7 +19,6 @@ from tests.services.conftest import running, save
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox")
-NOTHING = Letters("")
 KEY = NoiseKey(77)
 GREEDY = OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 0)
 KEYED = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8), KEY, 0)

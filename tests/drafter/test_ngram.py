@@ -33,7 +33,7 @@ from crossdraft.rpc.errors import BadRequest, ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.grammar import Grammar
-from crossdraft.text.letters import ControlRole, Letters, from_bytes
+from crossdraft.text.letters import NOTHING, ControlRole, Letters, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
 from tests.drafter.streaming import Epoch
 from tests.rpc.sessions import DrafterClient, TargetClient
@@ -41,7 +41,6 @@ from tests.services.conftest import AT_ONCE
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"one two three, one two ")
-NOTHING = Letters("")
 OPEN = OpenDrafter(PROMPT, SamplingOptions(), None, 8)
 END = ControlRole.END_OF_SEQUENCE.letter
 

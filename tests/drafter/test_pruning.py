@@ -12,13 +12,12 @@ from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, Pruning, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.handlers import DRAFTER
-from crossdraft.rpc.server import Server
 from crossdraft.text.frequencies import count_frequencies
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
+from tests.client.together import ended
 from tests.rpc.sessions import DrafterClient
-from tests.services.conftest import AT_ONCE
+from tests.services.conftest import drafting, running_of
 from tests.text.kinds import kind
 
 KEEP = 60
@@ -39,18 +38,13 @@ def frequencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def following_model(drafter_folder: Path, frequencies: Path) -> Iterator[RunningModel]:
     loaded = load_model(LoadOptions(str(drafter_folder), pruning=Pruning(KEEP, frequencies, follow=6)))
-    model = RunningModel.of(loaded, Side.DRAFTER, 1)
-    yield model
-    model.close()
+    yield from running_of(loaded, Side.DRAFTER)
 
 
 @pytest.fixture
 async def following(following_model: RunningModel) -> AsyncIterator[DrafterClient]:
-    async with (
-        Server(DRAFTER, DrafterService(following_model), AT_ONCE) as server,
-        DrafterClient(server.address) as found,
-    ):
-        yield found
+    async with drafting(DrafterService(following_model)) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
@@ -60,15 +54,13 @@ def loaded(drafter_folder: Path, frequencies: Path) -> LoadedModel:
 
 @pytest.fixture
 def pruned_model(loaded: LoadedModel) -> Iterator[RunningModel]:
-    model = RunningModel.of(loaded, Side.DRAFTER, 1)
-    yield model
-    model.close()
+    yield from running_of(loaded, Side.DRAFTER)
 
 
 @pytest.fixture
 async def pruned(pruned_model: RunningModel) -> AsyncIterator[DrafterClient]:
-    async with Server(DRAFTER, DrafterService(pruned_model), AT_ONCE) as server, DrafterClient(server.address) as found:
-        yield found
+    async with drafting(DrafterService(pruned_model)) as client:
+        yield client
 
 
 def test_the_description_is_that_of_the_whole_vocabulary(loaded: LoadedModel, drafter_folder: Path) -> None:
@@ -161,9 +153,7 @@ async def test_outputs_are_those_of_no_drafter(target, pruned, following, method
 
     async def ids_of(drafter: str | None, **more: object) -> tuple[list[int], Statistics | None]:
         async with connect(target.address, drafter) as pipeline:
-            generation = pipeline.generate("def main(argument):", max_tokens=12, **settings, **more)
-            async for _ in generation:
-                pass
+            generation = await ended(pipeline.generate("def main(argument):", max_tokens=12, **settings, **more))
         return generation.ids, generation.statistics
 
     # The seed's draws of `slem` are the target's own, with a drafter or without.

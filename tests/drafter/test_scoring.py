@@ -16,7 +16,7 @@ from crossdraft.drafter import scoring
 from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution, VocabularyIndex
 from crossdraft.engine.distributions import Columns
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.text.letters import NOTHING, Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient, ServiceSession
@@ -83,7 +83,6 @@ def test_what_cannot_be_drafted_has_a_score_of_exactly_zero(name):
 
 
 PROMPT = from_bytes(b"The quick brown fox")
-NOTHING = Letters("")
 WARM = SamplingOptions(temperature=0.8, top_p=0.97)
 FEW = ("t", "th", "the", "h", "he", "e", " ", " t")  # tokens that write each other's beginnings
 TOKENS = 3

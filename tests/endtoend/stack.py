@@ -18,6 +18,7 @@ from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.text.affinity import Affinity, Alignment, save_affinity
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
+from tests.client.together import ended
 from tests.prompts import prompts
 from tests.rpc.linked import AT_ONCE
 
@@ -52,10 +53,8 @@ class Stack:
         places, pipeline = asyncio.Semaphore(CONCURRENT), await self.pipeline(drafter)
 
         async def run(request: GenerationRequest) -> Generation:
-            async with places, pipeline.run(request) as generation:
-                async for _ in generation:
-                    pass
-            return generation
+            async with places:
+                return await ended(pipeline.run(request))
 
         return await asyncio.gather(*map(run, requests))
 

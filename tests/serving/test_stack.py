@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.grpc_client import Client
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
+from tests.client.together import ended
 from tests.endtoend.reference import Reference
 from tests.rpc.linked import AT_ONCE
 from tests.serving.http.conftest import MESSAGES, Front, front
@@ -54,10 +54,7 @@ class Stack:
     async def text(self, prompt: str = PROMPT, **settings: Any) -> str:
         """What the pipeline makes; greedy unless there is a seed."""
         request = replace(SEEDED if "seed" in settings else GREEDY, prompt=prompt, **settings)
-        async with self.direct.run(request) as generation:
-            async for _ in generation:
-                pass
-            return generation.text
+        return (await ended(self.direct.run(request))).text
 
     async def complete(self, **settings: Any) -> openai.types.Completion:
         """A whole reply of the HTTP front; greedy unless there is a seed, and without a drafter unless one is named."""
@@ -115,17 +112,6 @@ async def test_seeded_choices_differ_and_repeat(stack: Stack) -> None:
     async for chunk in await stack.complete(**asked, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert streamed == texts
-
-
-async def test_an_output_goes_on_after_what_was_delivered(stack: Stack) -> None:
-    async with stack.client.run(SEEDED) as whole:
-        async for _ in whole:
-            pass
-    async with stack.client.run(replace(SEEDED, committed=tuple(whole.ids[:10]))) as rest:
-        async for _ in rest:
-            pass
-    assert rest.ids == whole.ids[10:]
-    assert whole.text.endswith(rest.text)
 
 
 async def test_token_ids_and_chats_as_prompts(stack: Stack) -> None:
@@ -223,22 +209,6 @@ async def test_a_loop_of_five_tool_calls_by_openais_client(stack: Stack, drafter
     assert final.choices[0].message.content
 
 
-async def test_structured_outputs_by_vllms_names(stack: Stack) -> None:
-    """As vLLM's documentation shows them."""
-    for body, pattern in (
-        ({"structured_outputs": {"choice": ["positive", "negative"]}}, "positive|negative"),
-        ({"structured_outputs": {"regex": r"[a-z]{1,5}@[a-z]{1,5}\.com\n"}, "stop": ["\n"]}, r"[a-z]+@[a-z]+\.com"),
-        ({"guided_grammar": 'root ::= "SELECT " ("col_1" | "col_2")'}, "SELECT col_[12]"),
-        (
-            {"structured_outputs": {"json": Point.model_json_schema()} | {"disable_any_whitespace": True}},
-            r'\{"name":"abc?".*',
-        ),
-    ):
-        done = await stack.complete(seed=3, max_tokens=64, extra_body=DRAFTED | body)
-        assert re.fullmatch(pattern, done.choices[0].text), done
-        assert done.choices[0].finish_reason == "stop"
-
-
 async def test_a_schema_that_cannot_be_served_is_refused_before_anything_is_made(stack: Stack) -> None:
     schema = {"json": {"not": {"type": "string"}}}
     for stream in (False, True):
@@ -306,54 +276,9 @@ async def test_the_tokenizer_is_the_targets(stack: Stack) -> None:
     assert (tuple(extra["prompt_token_ids"]), len(extra["token_ids"])) == (ids, 6)
 
 
-async def test_a_prompt_that_cannot_fit_is_refused_in_vllms_words(stack: Stack) -> None:
-    wanted = r"This model's maximum context length is 1024 tokens. However, your request has 3000000 bytes"
-    with pytest.raises(openai.BadRequestError, match=wanted) as refused:
-        await stack.complete(prompt="x" * 3_000_000)
-    assert refused.value.code == "context_length_exceeded"
-
-
-async def greedy_ids(stack: Stack, **settings: Any) -> list[int]:
-    async with stack.direct.run(replace(GREEDY, **settings)) as generation:
-        return [token.id async for token in generation]
-
-
 @pytest.fixture(scope="module")
 def reference() -> Reference:
     return Reference("target")
-
-
-async def test_an_output_ends_after_ids_and_at_strings_but_not_too_early(stack: Stack, reference: Reference) -> None:
-    ids, whole = await greedy_ids(stack), await stack.text()
-    place = next(at for at in range(4, TOKENS) if ids[at] not in ids[:at])
-    before, after = (reference.tokenizer.decode(ids[:end]) for end in (place, place + 1))
-    assert after == whole[: len(after)]
-    for kept, text in ((False, before), (True, after)):
-        body = {"stop_token_ids": [ids[place]], "include_stop_str_in_output": kept}
-        asked = await stack.complete(extra_body=body, stream=kept)
-        chunks = [chunk async for chunk in asked] if kept else [asked]
-        assert "".join(chunk.choices[0].text for chunk in chunks) == text
-        assert chunks[-1].choices[0].finish_reason == "stop"
-    stop = whole[10:14]
-    for kept in (False, True):
-        done = await stack.complete(stop=[stop, "never written"], extra_body={"include_stop_str_in_output": kept})
-        assert done.choices[0].text == whole[: whole.index(stop) + len(stop) * kept]
-    for body in ({"stop_token_ids": ids}, {"stop": list(set(whole))[:16]}):
-        done = await stack.complete(extra_body=body | {"min_tokens": 9})
-        assert done.usage.completion_tokens >= 9
-
-
-async def test_ids_and_words_that_are_not_written(stack: Stack, reference: Reference) -> None:
-    ids, whole = await greedy_ids(stack), await stack.text()
-    word = max(map(reference.tokenizer.decode, ids), key=lambda text: text.strip().isalpha() * len(text))
-    for body in ({"bad_words": [word]}, {"frequency_penalty": 2, "presence_penalty": -0.5}):
-        choice = (await stack.complete(extra_body=body, logprobs=0)).choices[0]
-        assert choice.text != whole
-        assert "bad_words" not in body or word not in (choice.logprobs.tokens or ())
-    allowed = sorted(set(ids))[::2]
-    done = await stack.complete(extra_body={"allowed_token_ids": allowed}, temperature=1, seed=3, logprobs=0)
-    logprobs = done.choices[0].logprobs
-    assert set(logprobs.tokens or ()) <= {reference.tokenizer.decode([token]) for token in allowed}
 
 
 async def test_the_last_tokens_of_a_prompt(stack: Stack, reference: Reference) -> None:

@@ -3,7 +3,6 @@
 Whatever they do, what was emitted stays, and the end comes.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -30,6 +29,7 @@ from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, SLRS, TLI, UNION, Method
 from tests.clock import Stage
+from tests.conftest import FULL
 from tests.ports import LETTERS, assignment
 from tests.session.sessions import Followed, snapshot
 from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
@@ -220,7 +220,7 @@ class Interleaving:
             assert snapshot(self.stage.session) == before
 
 
-EXAMPLES = 10_000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 150
+EXAMPLES = 10_000 if FULL else 150
 LENGTH = 16  # tokens
 PAIR = pair_of(LETTERS, ("a", "b", "ba"))
 WINDOWS = st.integers(1, 5)

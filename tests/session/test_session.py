@@ -46,8 +46,6 @@ from tests.session.sessions import (
     toys,
 )
 
-WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
-
 
 def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
     session = fetching()

@@ -13,6 +13,7 @@ from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import Backend
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
+from tests.rpc.certificates import cluster  # noqa: F401 - a fixture
 from tests.serving.fakes import FakeBackend
 
 KEY = "a-key-that-nobody-guesses"
