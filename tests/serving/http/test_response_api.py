@@ -16,8 +16,7 @@ from crossdraft.rpc.errors import Unreachable
 from crossdraft.serving.http import HttpOptions
 from crossdraft.types.request import Message
 from tests.serving.fakes import TOY, FakeBackend
-from tests.serving.http.conftest import Front, front
-from tests.serving.http.faults import fault
+from tests.serving.http.conftest import Front, fault, front
 from tests.serving.http.test_tools import CALL, WEATHER, tokens_of
 from tests.text.test_answers import accepted
 

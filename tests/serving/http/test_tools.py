@@ -16,8 +16,7 @@ from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, AnswerForm
 from crossdraft.text.grammar import MAX_LENGTH
 from crossdraft.types.request import Message
 from tests.serving.fakes import TOY, FakeBackend
-from tests.serving.http.conftest import MESSAGES, Front, front
-from tests.serving.http.faults import fault
+from tests.serving.http.conftest import MESSAGES, Front, fault, front
 from tests.text.test_answers import accepted
 
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["a", "b"]}}, "required": ["city"]}
