@@ -122,26 +122,6 @@ def test_a_port_that_is_taken_is_found_before_an_api_looks_for_targets(cli: Cli,
         assert ended.err.count("\n") == 1
 
 
-def test_a_targets_own_settings_are_those_of_requests_that_leave_them_out(cli, target_folder, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(target_folder, folder)
-    own = {"temperature": 0, "top_k": 3, "max_new_tokens": 7}
-    (folder / "generation_config.json").write_text(json.dumps(own))
-    override = ("--override-generation-config", '{"top_p": 0.5}')
-    with serving("target", folder, *override) as (process, ready):
-        command = ("generate", "--target", ready["address"], "--ignore-eos", "once upon")
-        taken = cli(*command, "--json").records[-1]["statistics"]
-        named = cli(*command, "--json", "--temperature", "1", "--top-p", "1", "--max-tokens", "9").records[-1]
-        shown = cli(*command)
-        process.terminate()
-        assert "the model's own settings are the defaults of requests" in process.communicate()[1]
-    due = {"temperature": 0, "top_k": 3, "top_p": 0.5, "min_p": 0, "repetition_penalty": 1, "max_tokens": 7}
-    assert (taken["settings"], taken["method"], taken["tokens"]) == (due, "slem", 7)
-    assert named["statistics"]["settings"] == due | {"temperature": 1, "top_p": 1, "max_tokens": 9}
-    assert (named["statistics"]["method"], named["statistics"]["tokens"]) == ("seeded", 9)
-    assert "temperature 0, top_k 3, top_p 0.5" in shown.err
-
-
 def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> None:
     async def drafted(address: str) -> str:
         async with DrafterClient(address) as client:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.client import SamplingOptions, Statistics, connect
+from crossdraft.client import SamplingOptions
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, Pruning, load_model
 from crossdraft.engine.served_model import RunningModel
@@ -15,7 +15,6 @@ from crossdraft.rpc.errors import ServiceError
 from crossdraft.text.frequencies import count_frequencies
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
-from tests.client.together import ended
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import drafting, running_of
 from tests.text.kinds import kind
@@ -144,24 +143,6 @@ async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClie
             drafted = await session.draft(FIRST)
         assert drafted.draft_tokens == ()
         assert reason in drafted.reason
-
-
-@pytest.mark.parametrize("cut", ["pruned", "following"])
-@pytest.mark.parametrize(("method", "settings"), [("coupled", {"options": SamplingOptions(0)}), ("slem", {"seed": 5})])
-async def test_outputs_are_those_of_no_drafter(target, pruned, following, method, settings, cut):
-    client = {"pruned": pruned, "following": following}[cut]
-
-    async def ids_of(drafter: str | None, **more: object) -> tuple[list[int], Statistics | None]:
-        async with connect(target.address, drafter) as pipeline:
-            generation = await ended(pipeline.generate("def main(argument):", max_tokens=12, **settings, **more))
-        return generation.ids, generation.statistics
-
-    # The seed's draws of `slem` are the target's own, with a drafter or without.
-    plain, _ = await ids_of(None, **({"method": method} if "seed" in settings else {}))
-    drafted, statistics = await ids_of(client.address, method=method, num_speculative_tokens=4, overlap="off")
-    assert drafted == plain
-    assert (statistics.drafter_lost, statistics.stood_aside) == ("", 0)
-    assert statistics.draft_tokens >= 4
 
 
 async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: RunningModel) -> None:
