@@ -78,13 +78,8 @@ async def test_serving_prints_one_line_and_ends_on_a_signal(number):
     output = Output()
     server = Server(TARGET, PuppetService(), AT_ONCE)
     await asyncio.wait_for(serve(server, output), 60)
-    assert json.loads(output.getvalue()) == {
-        "ready": True,
-        "role": "target",
-        "address": server.address,
-        "model": DESCRIPTION.model,
-        "fingerprint": DESCRIPTION.fingerprint,
-    }
+    about = {"model": DESCRIPTION.model, "fingerprint": DESCRIPTION.fingerprint}
+    assert json.loads(output.getvalue()) == {"ready": True, "role": "target", "address": server.address} | about
     assert output.getvalue().count("\n") == 1
 
 
