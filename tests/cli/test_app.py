@@ -173,10 +173,6 @@ def test_lists_are_separated_by_commas(words: tuple[str, ...], name: str, value:
     assert parsed(*words)[name] == value
 
 
-def test_a_wrong_number_in_a_list_is_named(cli: Cli) -> None:
-    cli("demo", "--temperature", "1,many").failed("--temperature must be a number, got many")
-
-
 def test_addresses_with_commas_may_be_given_in_parts(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[str | None, str | None]] = []
     monkeypatch.setattr(generate, "generate", lambda _, where, *__, **___: found.append((where.target, where.drafter)))

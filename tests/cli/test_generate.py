@@ -83,9 +83,6 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
     letter = biased["text"][0]
     stopped = cli(*options, "--logit-bias", "70:100", "--stop", "never", "--stop", 3 * letter, *SHORT).records[-1]
     assert (stopped["text"], stopped["reason"], len(stopped["ids"])) == ("", "stop", 3)
-    greedy, sampled = cli(*options, *SHORT).records[-1], ("generate", *pair, "--json", "--seed", "5")
-    for option in (("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1")):
-        assert cli(*sampled, *option, *SHORT).records[-1]["ids"] == greedy["ids"]
 
 
 @pytest.mark.parametrize(

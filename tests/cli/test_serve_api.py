@@ -90,14 +90,6 @@ def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options
     assert all(ours[name] == theirs[name] for name in ("method", "num_speculative_tokens", "accepted", "passes"))
 
 
-def test_text_and_figures(cli: Cli, server: str) -> None:
-    shown = cli("generate", "--server", server, *SHORT)
-    assert shown.out == cli("generate", "--server", server, "--json", *SHORT).records[-1]["text"] + "\n"
-    assert shown.err.startswith("\nslem, K = 5")
-    alone = cli("generate", "--server", server, "--drafter", "none", "--json", *SHORT).records[-1]
-    assert alone["statistics"]["draft_tokens"] == 0
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

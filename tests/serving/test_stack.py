@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel, Field
 
-from crossdraft.client import GenerationRequest, Grammar, Overlap, Pipeline, RequestError, SamplingOptions, api, connect
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, api, connect
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
@@ -151,10 +151,6 @@ class Point(BaseModel):
     tags: list[Literal["a", "b"]] = Field(max_length=3)
 
 
-def as_schema(schema: dict[str, Any]) -> Any:
-    return {"type": "json_schema", "json_schema": {"name": "point", "strict": True, "schema": schema}}
-
-
 @pytest.mark.parametrize("drafter", ["none", "b"])
 async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) -> None:
     """Whole, parsed and streamed; with log-probabilities, which are those of what may be written."""
@@ -165,10 +161,11 @@ async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) 
     assert parsed.choices[0].finish_reason == "stop"
     assert isinstance(point := parsed.choices[0].message.parsed, Point)
     assert point == Point.model_validate_json(parsed.choices[0].message.content or "")
-    shape = as_schema(Point.model_json_schema())
+    form = {"name": "point", "strict": True, "schema": Point.model_json_schema()}
+    shape: Any = {"type": "json_schema", "json_schema": form}
     chunks = [chunk async for chunk in await chat.create(**asked, response_format=shape, stream=True)]
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    assert Point.model_validate_json("".join(pieces)) == Point.model_validate_json(pieces_of(parsed))
+    assert Point.model_validate_json("".join(pieces)) == point
     async with chat.stream(**asked, response_format=Point) as stream:
         assert (await stream.get_final_completion()).choices[0].message.parsed
     done = await chat.create(**asked, response_format=shape, logprobs=True, top_logprobs=20)
@@ -176,52 +173,6 @@ async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) 
         assert 0 < len(token.top_logprobs) <= 20
         assert sum(math.exp(one.logprob) for one in token.top_logprobs) <= 1 + 1e-5
         assert token.logprob > -9999
-
-
-def pieces_of(parsed: Any) -> str:
-    return str(parsed.choices[0].message.content)
-
-
-@pytest.mark.parametrize("drafter", ["none", "b"])
-async def test_a_loop_of_five_tool_calls_by_openais_client(stack: Stack, drafter: str) -> None:
-    """As an agent makes them; a model of any kind can, as the calls are constrained."""
-    chat, said = stack.front.openai.chat.completions, list[Any](MESSAGES)
-    asked: Any = {"model": "demo", "max_completion_tokens": 200, "extra_body": {"speculative": {"drafter": drafter}}}
-    asked["tools"] = [openai.pydantic_function_tool(Point, name=name) for name in ("move", "draw")]
-    for turn in range(5):
-        choice: Any = "required" if turn % 2 else {"type": "function", "function": {"name": "draw"}}
-        given = asked | {"messages": said, "tool_choice": choice, "seed": turn, "parallel_tool_calls": False}
-        if turn < 3:  # a call that is forced by its name, and one of several: both ways are had in both forms
-            answer = await chat.parse(**given)
-        else:
-            async with chat.stream(**given) as stream:
-                answer = await stream.get_final_completion()
-        (call,) = answer.choices[0].message.tool_calls or ()
-        assert answer.choices[0].finish_reason == "tool_calls"
-        assert call.function.name in (["move", "draw"] if turn % 2 else ["draw"])
-        assert isinstance(call.function.parsed_arguments, Point)
-        assert call.function.parsed_arguments == Point.model_validate_json(call.function.arguments)
-        result = {"role": "tool", "tool_call_id": call.id, "content": f"{turn} was done"}
-        said += [answer.choices[0].message.to_dict(), result]
-    final = await chat.create(
-        **asked | {"messages": said, "tool_choice": "none", "seed": 1, "max_completion_tokens": 5}
-    )
-    assert final.choices[0].message.content
-
-
-async def test_a_schema_that_cannot_be_served_is_refused_before_anything_is_made(stack: Stack) -> None:
-    schema = {"json": {"not": {"type": "string"}}}
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match=r"Grammar error: .*Unimplemented keys") as refused:
-            await stack.complete(stream=stream, extra_body={"structured_outputs": schema})
-        assert refused.value.param == "structured_outputs"
-    bad = replace(GREEDY, options=SamplingOptions(grammar=Grammar.regex("(")))
-    with pytest.raises(RequestError, match=r"Grammar error: .*unclosed group"):
-        async with stack.client.run(bad) as generation:
-            await anext(generation)
-    good = replace(GREEDY, options=SamplingOptions(0, grammar=Grammar.choice(["yes", "no"])), ignore_eos=False)
-    async with stack.client.run(good) as generation:
-        assert "".join([token.text async for token in generation]) in ("yes", "no")
 
 
 async def endless(stack: Stack, n: int) -> openai.AsyncStream[openai.types.Completion]:
@@ -399,21 +350,6 @@ async def test_log_probabilities_of_a_prompt_as_in_vllm(stack: Stack, reference:
         one[str(token.id)]["rank"]
         for token, one in zip(read[1:], (done.choices[0].model_extra or {})["prompt_logprobs"][1:], strict=True)
     ]
-
-
-@pytest.mark.parametrize(
-    ("body", "complaint"),
-    [
-        ({"allowed_token_ids": [10**6]}, "allowed_token_ids names id 1000000"),
-        ({"stop_token_ids": [10**6]}, "stop_token_ids names id 1000000"),
-        ({"truncate_prompt_tokens": 10**6}, "is greater than max_model_len"),
-        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}, "may leave no id to draw"),
-    ],
-)
-async def test_what_no_target_could_do_is_refused(stack: Stack, body: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=complaint) as refused:
-        await stack.complete(extra_body=body)
-    assert refused.value.param in body
 
 
 async def test_what_grows_with_a_request_is_made_once_for_all_its_choices_beside_the_loop(stack, monkeypatch):
