@@ -160,14 +160,6 @@ def test_options_of_another_service_or_out_of_range(cli: Cli, options: list[str]
     cli("serve", *options).failed(complaint)
 
 
-@pytest.mark.parametrize(("path", "complaint"), [("no", "no cannot be read"), (__file__, "not an affinity file")])
-def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path, path: str, complaint: str) -> None:
-    ended = cli("serve", "drafter", "--model", drafter_folder, "--affinity", path)
-    ended.failed(complaint)
-    assert "crossdraft affinity" in ended.err
-    assert "pickle" not in ended.err
-
-
 @pytest.mark.parametrize(
     ("options", "code", "complaint"),
     [

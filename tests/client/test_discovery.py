@@ -112,12 +112,6 @@ async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
     assert f"drafter at {nowhere} is there now" in caplog.text
 
 
-async def test_connecting_fails_without_a_drafter_where_one_is_needed(target: TargetClient, nowhere: str) -> None:
-    with pytest.raises(Unreachable, match=f"drafter at {nowhere}"):
-        async with connect(target.address, nowhere, needs_drafter=True):
-            pass
-
-
 async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_time(target, monkeypatch):
     """A socket that listens, and that nobody accepts from."""
     monkeypatch.setattr("crossdraft.client.discovery.OTHERS_SECONDS", 0.5)

@@ -114,25 +114,6 @@ async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() ->
                     pass
 
 
-async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_it_is_alone() -> None:
-    first, second = target(), target()
-    await first.start()
-    await second.start()
-    async with (
-        LocalBackend(LocalModel("demo", (first.address, second.address))) as outputs,
-        front(outputs) as served,
-        asyncio.timeout(60),
-    ):
-        await first.drain()
-        async with Server(TARGET, other_model(), Listening(port=port_of(first), grace_seconds=0)):
-            while "1 of 2 not used: serves" not in (text := await becomes(served, 200)):
-                pass
-            assert first.address not in text
-            await second.drain()
-            assert "no target of demo can be reached any more" in (text := await becomes(served, 503))
-            assert "demo: targets: 2 of 2 " in text
-
-
 async def test_targets_that_differ_from_the_start_have_answered() -> None:
     second = Server(TARGET, other_model(), Listening(port=free_port(), grace_seconds=0))
     async with target() as first, second:

@@ -232,20 +232,6 @@ def reference() -> Reference:
     return Reference("target")
 
 
-async def test_the_last_tokens_of_a_prompt(stack: Stack, reference: Reference) -> None:
-    prompt = "import os\n\n" + PROMPT
-    last = reference.encode(prompt)[-3:]
-    for asked in (prompt, reference.encode(prompt)):
-        done = await stack.complete(prompt=asked, extra_body={"truncate_prompt_tokens": 3, "return_token_ids": True})
-        assert done.choices[0].text == await stack.text(tuple(last))
-        assert (done.choices[0].model_extra or {})["prompt_token_ids"] == last
-        assert done.usage.prompt_tokens == 3
-    fitting = {"truncate_prompt_tokens": -1, "return_token_ids": True}
-    long = await stack.complete(prompt="word " * 2000, max_tokens=2, extra_body=fitting)
-    assert long.usage.total_tokens == stack.direct.models.context
-    assert len((long.choices[0].model_extra or {})["prompt_token_ids"]) == long.usage.prompt_tokens
-
-
 LONG = "class Point:\n    def __init__(self, x, y):\n" * 9  # more than one piece of a prompt that is scored
 EXACTLY = 1e-3  # nats
 

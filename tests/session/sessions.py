@@ -26,6 +26,7 @@ from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Sample, Sc
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import SLEM, SLRS, TLI, Method
 from tests.ports import assignment, toys
+from tests.tables import ToyTarget
 from tests.verification.scheduling import InTurn, Turns
 
 T = TypeVar("T")
@@ -115,6 +116,16 @@ def emitted(out: Iterable[object]) -> list[Emitted]:
 def end(out: list[Command]) -> Finished:
     assert isinstance(out[-1], Finished)
     return out[-1]
+
+
+def played(session: Session, out: list[Command], target: ToyTarget) -> list[Command]:
+    """All that follows where only the target is left, the commands before first."""
+    found, waiting = list(out), list(requests(out))
+    while waiting:
+        more = session.handle(Replied(TARGET, target.run(waiting.pop(0))), 32.0)
+        waiting += requests(more)
+        found += more
+    return found
 
 
 def snapshot(session: Session) -> str:
