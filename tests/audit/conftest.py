@@ -1,6 +1,6 @@
 """The command in this process, and patience with services."""
 
 from tests.cli.conftest import cli, one_thread
-from tests.endtoend.conftest import unhurried
+from tests.rpc.unhurried import unhurried_module
 
-__all__ = ["cli", "one_thread", "unhurried"]
+__all__ = ["cli", "one_thread", "unhurried_module"]

@@ -10,11 +10,10 @@ import pytest
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.emulation.steps import Emulation, Pace
-from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
+from tests.rpc.linked import AT_ONCE
 from tests.rpc.unhurried import unhurry
 
-AT_ONCE = Listening(grace_seconds=0)
 SLOW = Emulation(Pace.parsed("25,0"))
 
 

@@ -83,9 +83,6 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
     letter = biased["text"][0]
     stopped = cli(*options, "--logit-bias", "70:100", "--stop", "never", "--stop", 3 * letter, *SHORT).records[-1]
     assert (stopped["text"], stopped["reason"], len(stopped["ids"])) == ("", "stop", 3)
-    greedy, sampled = cli(*options, *SHORT).records[-1], ("generate", *pair, "--json", "--seed", "5")
-    for option in (("--top-k", "1"), ("--top-p", "1e-6"), ("--min-p", "1")):
-        assert cli(*sampled, *option, *SHORT).records[-1]["ids"] == greedy["ids"]
 
 
 @pytest.mark.parametrize(
@@ -107,18 +104,8 @@ def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...]
 
 def test_what_no_models_can_do_is_refused_before_anything_is_started(cli: Cli) -> None:
     nobody = ("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1")
-    refused(
-        cli,
-        "the output of method 'tli' depends on timing",
-        "generate",
-        *nobody,
-        "--method",
-        "tli",
-        "--seed",
-        "1",
-        "--temperature",
-        "1",
-    )
+    timed = ("--method", "tli", "--seed", "1", "--temperature", "1")
+    refused(cli, "the output of method 'tli' depends on timing", "generate", *nobody, *timed)
     refused(cli, "--drafter is given without a target", "generate", *nobody[2:], PROMPT)
     both = ("--target-model", "bundled:target", *nobody)
     refused(cli, "--target and --target-model do not go together", "generate", *both, PROMPT)
@@ -137,12 +124,8 @@ def test_options_that_change_nothing_are_noted() -> None:
     request = GenerationRequest("x", max_draft_tokens=8, speculation=True, explain=True)
     assert without_effect(request, WhereToGenerate(target="a:1,b:1"), alone=False) == []
     notes = without_effect(request, WhereToGenerate(untrusted_drafter=True), alone=True)
-    assert [line.split()[0] for line in notes] == [
-        "--speculation",
-        "--max-draft-tokens",
-        "--explain",
-        "--untrusted-drafter",
-    ]
+    flags = ["--speculation", "--max-draft-tokens", "--explain", "--untrusted-drafter"]
+    assert [line.split()[0] for line in notes] == flags
     request = GenerationRequest("x", num_speculative_tokens=4)
     assert without_effect(request, WhereToGenerate(drafter="none"), alone=True) == [
         "-k has no effect without a drafter"

@@ -60,16 +60,9 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
     options = ("--method", "seeded", "--max-tokens", 4, "--temperature", 1)
     outcome = cli("select", *pair, "--prompts", prompts_file, *options)
     assert outcome.code == 0, outcome.err
-    for part in (
-        "tokens/pass",
-        "without repeats",
-        "By the kind of prompt",
-        "prose",
-        "mostly",
-        "seeded",
-        "None " if "None " in outcome.out else "Use ",
-    ):
+    for part in ("tokens/pass", "without repeats", "By the kind of prompt", "prose", "mostly", "seeded"):
         assert part in outcome.out
+    assert "None " in outcome.out or "Use " in outcome.out
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,6 @@ def test_a_port_that_is_taken_is_found_before_a_model_is_loaded(cli: Cli, target
         assert ended.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("role", ["target", "drafter"])
-def test_a_host_that_is_not_here_is_found_before_a_model_is_loaded(cli: Cli, role: str) -> None:
-    cli("serve", role, "--model", "no-model", "--host", "203.0.113.1").failed("cannot listen on 203.0.113.1", 1)
-
-
 def test_ports_of_one_command_differ(cli: Cli) -> None:
     own = ("--target-model", "bundled:target", "--drafter-model", "bundled:drafter-a", "--port", "17471")
     for server, flag in (
@@ -120,26 +115,6 @@ def test_a_port_that_is_taken_is_found_before_an_api_looks_for_targets(cli: Cli,
         ended = cli("serve", *given, *needed)
         ended.failed(f"crossdraft: cannot listen on {target}: Address already in use", 1)
         assert ended.err.count("\n") == 1
-
-
-def test_a_targets_own_settings_are_those_of_requests_that_leave_them_out(cli, target_folder, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(target_folder, folder)
-    own = {"temperature": 0, "top_k": 3, "max_new_tokens": 7}
-    (folder / "generation_config.json").write_text(json.dumps(own))
-    override = ("--override-generation-config", '{"top_p": 0.5}')
-    with serving("target", folder, *override) as (process, ready):
-        command = ("generate", "--target", ready["address"], "--ignore-eos", "once upon")
-        taken = cli(*command, "--json").records[-1]["statistics"]
-        named = cli(*command, "--json", "--temperature", "1", "--top-p", "1", "--max-tokens", "9").records[-1]
-        shown = cli(*command)
-        process.terminate()
-        assert "the model's own settings are the defaults of requests" in process.communicate()[1]
-    due = {"temperature": 0, "top_k": 3, "top_p": 0.5, "min_p": 0, "repetition_penalty": 1, "max_tokens": 7}
-    assert (taken["settings"], taken["method"], taken["tokens"]) == (due, "slem", 7)
-    assert named["statistics"]["settings"] == due | {"temperature": 1, "top_p": 1, "max_tokens": 9}
-    assert (named["statistics"]["method"], named["statistics"]["tokens"]) == ("seeded", 9)
-    assert "temperature 0, top_k 3, top_p 0.5" in shown.err
 
 
 def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> None:
@@ -178,14 +153,6 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
 )
 def test_options_of_another_service_or_out_of_range(cli: Cli, options: list[str], complaint: str) -> None:
     cli("serve", *options).failed(complaint)
-
-
-@pytest.mark.parametrize(("path", "complaint"), [("no", "no cannot be read"), (__file__, "not an affinity file")])
-def test_an_affinity_file_that_is_none(cli: Cli, drafter_folder: Path, path: str, complaint: str) -> None:
-    ended = cli("serve", "drafter", "--model", drafter_folder, "--affinity", path)
-    ended.failed(complaint)
-    assert "crossdraft affinity" in ended.err
-    assert "pickle" not in ended.err
 
 
 @pytest.mark.parametrize(

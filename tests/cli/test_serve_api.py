@@ -90,14 +90,6 @@ def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options
     assert all(ours[name] == theirs[name] for name in ("method", "num_speculative_tokens", "accepted", "passes"))
 
 
-def test_text_and_figures(cli: Cli, server: str) -> None:
-    shown = cli("generate", "--server", server, *SHORT)
-    assert shown.out == cli("generate", "--server", server, "--json", *SHORT).records[-1]["text"] + "\n"
-    assert shown.err.startswith("\nslem, K = 5")
-    alone = cli("generate", "--server", server, "--drafter", "none", "--json", *SHORT).records[-1]
-    assert alone["statistics"]["draft_tokens"] == 0
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -255,18 +247,6 @@ def test_the_models_are_beside_several_workers(one, asked, target_folder, drafte
         assert "crossdraft_service_draft_tokens_total" in httpx.get(f"http://{ready['drafter_metrics']}/metrics").text
 
 
-def test_a_client_that_leaves_one_process(one: "tuple[subprocess.Popen[str], dict[str, Any]]", asked: openai.OpenAI):
-    ready = one[1]
-    body = {"ignore_eos": True}
-    for _ in range(3):
-        with asked.completions.create(
-            model=ready["model"], prompt=PROMPT, max_tokens=100, stream=True, extra_body=body
-        ) as stream:
-            next(iter(stream))
-    while any(metric(ready, "crossdraft_service_open_sessions", role) for role in ("target", "drafter")):
-        pass
-
-
 def test_one_process_that_is_told_to_end_lets_its_outputs_end(one, asked):
     process, ready = one
     settings = {"model": ready["model"], "prompt": PROMPT, "max_tokens": 100, "seed": 3}
@@ -303,28 +283,13 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
     ours = folder / "ours"
     certificate, key = ours / "127.0.0.1.pem", ours / "127.0.0.1.key"
     other = folder / "theirs" / "127.0.0.1.key"
+    own = ("--target-model", "bundled:target", "--tls-ca", ours / "ca.pem", "--tls-cert", certificate, "--tls-key", key)
     for command, complaint in (
         ((*serve, "--ssl-certfile", certificate), "--ssl-certfile and --ssl-keyfile go together"),
         ((*serve, "--ssl-certfile", certificate, "--ssl-keyfile", other), "does not belong"),
         ((*serve, "--ssl-certfile", folder, "--ssl-keyfile", key), "cannot be read"),
         (("generate", "--server", "127.0.0.1:1", "--tls-ca", key, *SHORT), "is no certificate in PEM"),
-        (
-            (
-                "serve",
-                "http",
-                "--workers",
-                2,
-                "--target-model",
-                "bundled:target",
-                "--tls-ca",
-                ours / "ca.pem",
-                "--tls-cert",
-                certificate,
-                "--tls-key",
-                key,
-            ),
-            "--workers reach own models at 127.0.0.1",
-        ),
+        ((*serve[:2], "--workers", 2, *own), "--workers reach own models at 127.0.0.1"),
         (("generate", "--server", "127.0.0.1:1", "--tls-key", key, *SHORT), "a server takes no client certificates"),
     ):
         cli(*command).failed(complaint)

@@ -18,7 +18,6 @@ from crossdraft.types.request import ALIASES
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended
 from tests.rpc.linked import DESCRIPTION, PuppetService
-from tests.rpc.sessions import TargetClient
 from tests.text.kinds import kind
 
 PROMPT = "def main(argument):"
@@ -36,31 +35,12 @@ async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
     return (await ended(pipeline.generate(PROMPT, max_tokens=24, **settings))).ids
 
 
-async def test_greedy_text_is_that_of_no_drafter(pipeline: Pipeline, target: TargetClient) -> None:
-    """As the controller chooses; tests/endtoend has rounds and overlapped epochs of each method."""
-    async with connect(target.address) as plain:
-        wanted = await ids_of(plain, options=GREEDY)
-    assert await ids_of(pipeline, options=GREEDY) == wanted
-
-
 async def test_short_names_of_settings(pipeline: Pipeline) -> None:
     for short, value in (("k", 0), ("window", 0), ("wait", -1)):
         with pytest.raises(RequestError, match=f"^{ALIASES[short]} must be between"):
             pipeline.generate(PROMPT, **{short: value})
         with pytest.raises(TypeError, match=ALIASES[short]):
             pipeline.generate(PROMPT, **{short: value, ALIASES[short]: value})
-
-
-async def test_scores_come_from_the_drafters_model(pipeline: Pipeline) -> None:
-    generation = pipeline.generate(
-        PROMPT, method="slrs", num_speculative_tokens=3, max_tokens=16, row_width=4096, overlap="off", ignore_eos=True
-    )
-    kinds = [token.kind async for token in generation]
-    assert len(kinds) == 16
-    assert generation.statistics.drafter_lost == ""
-    assert generation.statistics.scores > 0
-    assert generation.statistics.audited == 0  # unasked
-    assert Kind.CORRECTED in kinds
 
 
 async def test_noise_is_never_made_in_the_event_loop(target, drafter, monkeypatch):

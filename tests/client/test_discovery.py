@@ -17,7 +17,7 @@ from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
-from crossdraft.rpc.errors import NotServed, Replaced, ServiceError, Unreachable
+from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
 from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.speculation.controller import TargetController
@@ -87,13 +87,6 @@ async def test_a_drafter_that_reads_another_targets_states_is_not_used_from_the_
                 pass
 
 
-async def test_targets_must_serve_the_same_model(target: TargetClient) -> None:
-    async with another_model() as other:
-        with pytest.raises(RequestError, match="all targets must serve the same model"):
-            async with connect([target.address, other.address]):
-                pass
-
-
 async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
     target: TargetClient,
     drafter_model: RunningModel,
@@ -117,12 +110,6 @@ async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
         assert drafted.statistics.draft_tokens > 0
     assert caplog.text.count("; it is tried again") == 1
     assert f"drafter at {nowhere} is there now" in caplog.text
-
-
-async def test_connecting_fails_without_a_drafter_where_one_is_needed(target: TargetClient, nowhere: str) -> None:
-    with pytest.raises(Unreachable, match=f"drafter at {nowhere}"):
-        async with connect(target.address, nowhere, needs_drafter=True):
-            pass
 
 
 async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_time(target, monkeypatch):
@@ -425,22 +412,6 @@ async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, 
                 [token async for token in output]
         due = [token.id async for token in alone.generate(PROMPT, **SETTINGS)]
         assert [token.id async for token in pipeline.generate(PROMPT, **SETTINGS)] == due
-
-
-async def test_a_target_that_is_restarted_with_other_weights_opens_no_session_unnoticed(target_model, tuned):
-    async with Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as first:
-        address = first.address
-        async with connect(address, patience=Patience(target_seconds=0.1)) as pipeline:
-            await first.drain()
-            port = int(address.rpartition(":")[2])
-            async with Server(TARGET, Lasting(tuned), Listening(port=port, grace_seconds=0)):
-                error: ServiceError = Unreachable("")
-                while type(error) is Unreachable:  # a busy machine may take longer to connect than it is waited for
-                    with pytest.raises(ServiceError) as raised:
-                        [token async for token in pipeline.generate(PROMPT, **SETTINGS)]
-                    error = raised.value
-    assert "serves another model than it described" in str(error)
-    assert type(error) is NotServed
 
 
 async def test_drafters_of_one_vocabulary_may_have_other_weights(target, drafter, drafter_folder, tmp_path):

@@ -95,29 +95,21 @@ async def test_an_answer_that_nobody_asked_for_costs_the_service_its_lane_and_it
     assert target.closed == 1
 
 
-async def test_a_newer_timer_of_a_kind_replaces_the_older_one() -> None:
-    begin: list[Command] = [
-        SetTimer(Timer.STALL, 1, 0.0),
-        SetTimer(Timer.STALL, 2, 0.0),
-        SetTimer(Timer.DRAFTER, 1, 3600.0),
-        SetTimer(Timer.TARGET, 1, 0.001),
-    ]
-    session = Scripted(begin, (Expired(Timer.TARGET, 1), [DONE]))
-    await run(session, services_of(MemoryTarget()))
-    assert session.events == [Expired(Timer.STALL, 2), Expired(Timer.TARGET, 1)]
+STALL, TARGET = (Timer.STALL, 1, 0.0), (Timer.TARGET, 1, 0.0)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-4, 1e-3, 1.4e-3, 2.6e-3])
-async def test_a_timer_that_was_put_off_expires(seconds: float) -> None:
-    """It is due between two ticks of the loop's clock, or in this one."""
-    begin: list[Command] = [
-        SetTimer(Timer.STALL, 1, 0.0),
-        SetTimer(Timer.TARGET, 1, 0.0),
-        SetTimer(Timer.TARGET, 2, seconds),
-    ]
-    session = Scripted(begin, (Expired(Timer.TARGET, 2), [DONE]))
+@pytest.mark.parametrize(
+    ("timers", "expired"),
+    [
+        ([STALL, (Timer.STALL, 2, 0.0), (Timer.DRAFTER, 1, 3600.0), (Timer.TARGET, 2, 0.001)], 2),
+        # Due between two ticks of the loop's clock, or in this one.
+        *(([STALL, TARGET, (Timer.TARGET, 2, seconds)], 1) for seconds in (0.0, 1e-4, 1e-3, 1.4e-3, 2.6e-3)),
+    ],
+)
+async def test_a_newer_timer_of_a_kind_replaces_the_older_one_and_expires(timers, expired):
+    session = Scripted([SetTimer(*one) for one in timers], (Expired(Timer.TARGET, 2), [DONE]))
     await run(session, services_of(MemoryTarget()))
-    assert session.events == [Expired(Timer.STALL, 1), Expired(Timer.TARGET, 2)]
+    assert session.events == [Expired(Timer.STALL, expired), Expired(Timer.TARGET, 2)]
 
 
 async def test_a_closed_lane_says_nothing_more() -> None:

@@ -53,16 +53,6 @@ async def test_the_text_is_the_same(pipeline: Pipeline, settings: dict[str, obje
     assert ours.bytes_sent < theirs.bytes_sent / 2
 
 
-async def test_a_stop_string_ends_the_text_where_it_would_have_ended(pipeline: Pipeline, target_model: RunningModel):
-    whole = await ended(pipeline.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True))
-    pieces = (whole.text[begin : begin + 3] for begin in range(6, len(whole.text) - 3))
-    stop = next(piece for piece in pieces if piece.isascii())  # half a character has no letters of its own
-    generation = await ended(pipeline.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True, stop=(stop,)))
-    assert generation.text == whole.text[: whole.text.index(stop)]
-    assert generation.statistics.tokens == len(generation.ids) <= generation.statistics.passes
-    assert whole.ids[: len(generation.ids)] == generation.ids
-
-
 async def test_tokens_come_while_the_run_goes_on(pipeline: Pipeline, target_model: RunningModel) -> None:
     """They are not kept until the run is over: nor is one drawn after the output was left."""
     generation = pipeline.generate(PROMPT, max_tokens=100, seed=7, ignore_eos=True)

@@ -1,40 +1,27 @@
 """What fronts ask of the pipeline, over real gRPC with tiny random models: ids, chats, logprobs, resuming."""
 
 import json
-from asyncio import gather
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import current_thread
-from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.client import (
-    Chat,
-    GenerationRequest,
-    Message,
-    Pipeline,
-    RequestError,
-    SamplingOptions,
-    Token,
-    api,
-    connect,
-)
+from crossdraft.client import Chat, GenerationRequest, Message, Pipeline, RequestError, SamplingOptions, Token, connect
 from crossdraft.client.api import Generation
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
-from crossdraft.session.resolution import Prompts, prompts_of, resolve
+from crossdraft.session.resolution import resolve
 from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
 from crossdraft.types.messages import Draft, OpenDrafter
-from crossdraft.types.request import PromptTooLongError, plain
+from crossdraft.types.request import plain
 from crossdraft.verification.methods import METHODS
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import AT_ONCE, save
@@ -48,20 +35,6 @@ CHAT = Chat((Message("system", "Be brief."), Message("user", "naïve 🦄?")))
 
 async def tokens_of(generation: Generation) -> list[Token]:
     return [token async for token in generation]
-
-
-@pytest.mark.usefixtures("drafter_first")
-async def test_ids_are_the_prompt_as_it_is(pipeline: Pipeline) -> None:
-    ids = pipeline.models.tokenization.encode_prompt(PROMPT)
-    texts = []
-    for prompt in (PROMPT, ids):
-        generation = pipeline.generate(prompt, max_tokens=12, seed=5, overlap="on")
-        await tokens_of(generation)
-        texts.append(generation.text)
-        assert generation.statistics.draft_tokens > 0
-    assert texts[0] == texts[1]
-    with pytest.raises(RequestError, match=r"the target's ids are 0 to"):
-        pipeline.generate((10**6,))
 
 
 MASKED = SamplingOptions(0.9, top_k=30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7)))
@@ -192,22 +165,3 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(drafter, d
         async with drafter.session(given) as session:
             drafted = await session.draft(Draft(1, 0, NOTHING, 1))
             assert (drafted.draft_tokens[0].token == wanted) == same
-
-
-async def test_a_long_prompt_is_tokenized_beside_the_event_loop(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch):
-    threads: list[str] = []
-
-    def watched(*given: Any) -> Prompts:
-        threads.append(current_thread().name)
-        return prompts_of(*given)
-
-    monkeypatch.setattr(api, "prompts_of", watched)
-    with pytest.raises(PromptTooLongError, match="maximum context length"):
-        await pipeline.prepared(GenerationRequest("word " * 10_000))
-    prepared = await pipeline.prepared(GenerationRequest(PROMPT))
-    assert [name.startswith("tokenizing") for name in threads] == [True, False]
-    generations = [
-        pipeline.run(GenerationRequest(PROMPT, seed=7, max_tokens=4), None, made) for made in (None, prepared)
-    ]
-    await gather(*map(tokens_of, generations))
-    assert generations[0].ids == generations[1].ids

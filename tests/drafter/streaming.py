@@ -17,7 +17,7 @@ from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.types.messages import Branch, Drafted
 from crossdraft.types.rows import DraftToken
-from tests.rpc.sessions import DrafterClient, DrafterSession
+from tests.rpc.sessions import DrafterClient, ServiceSession
 from tests.services.conftest import AT_ONCE
 
 LIMIT_SECONDS = 120  # seconds
@@ -43,7 +43,7 @@ class Epoch:
     def branches(self) -> list[Branch]:
         return [branch for reply in self.replies for branch in reply.branches]
 
-    async def hear(self, session: DrafterSession) -> Drafted:
+    async def hear(self, session: ServiceSession) -> Drafted:
         """The next reply, which must be of this epoch and go on where the one before ended."""
         async with asyncio.timeout(LIMIT_SECONDS):
             reply = await session.receive()
@@ -54,14 +54,14 @@ class Epoch:
         self.replies.append(reply)
         return reply
 
-    async def reach(self, session: DrafterSession, count: int) -> "Epoch":
+    async def reach(self, session: ServiceSession, count: int) -> "Epoch":
         """Hears so many draft tokens, counted from the epoch's beginning, and whatever branches come with them."""
         while self.first + len(self.draft_tokens) < count:
             await self.hear(session)
         assert self.first + len(self.draft_tokens) == count
         return self
 
-    async def complete(self, session: DrafterSession, count: int, branches: int = 0) -> "Epoch":
+    async def complete(self, session: ServiceSession, count: int, branches: int = 0) -> "Epoch":
         """Hears so many draft tokens and branches, counted from the epoch's beginning."""
         while self.first + len(self.draft_tokens) < count or len(self.branches) < branches:
             await self.hear(session)

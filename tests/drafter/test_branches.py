@@ -10,16 +10,15 @@ import torch
 
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.text.letters import Letters, Side, common_length, from_bytes, is_plain
+from crossdraft.text.letters import NOTHING, Letters, Side, common_length, from_bytes, is_plain
 from crossdraft.types.messages import Advance, Branch, Draft, NoiseKey, OpenDrafter, SamplingOptions
 from tests.drafter.streaming import Epoch, gated
 from tests.engine.tiny import drafting_distributions
-from tests.rpc.sessions import DrafterClient
+from tests.rpc.sessions import DrafterClient, ServiceSession
 from tests.services.conftest import running, save
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox")
-NOTHING = Letters("")
 KEY = NoiseKey(77)
 GREEDY = OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 0)
 KEYED = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8), KEY, 0)
@@ -72,6 +71,12 @@ async def epoch_of(client: DrafterClient, opening: OpenDrafter, draft: Draft) ->
     async with client.session(opening) as session:
         await session.send(draft)
         return await Epoch(draft.epoch).complete(session, draft.count, draft.count * draft.branch_width)
+
+
+async def begun(session: ServiceSession) -> Epoch:
+    """A complete first epoch of four draft tokens and as many branches."""
+    await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))
+    return await Epoch(1).complete(session, 4, 4)
 
 
 def corrected(branch: Branch, epoch: int, count: int, chunk: int = 64, depth: int = 0) -> Draft:
@@ -197,8 +202,7 @@ async def test_without_rows_an_epoch_goes_on_after_the_branch(drafter, drafter_m
 async def test_with_rows_the_branchs_draft_tokens_come_again(drafter: DrafterClient, drafter_model: RunningModel):
     engine, reference = drafter_model.thread.engine, Reference(drafter_model, WITH_ROWS)
     async with drafter.session(WITH_ROWS) as session:
-        await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))
-        first = await Epoch(1).complete(session, 4, 4)
+        first = await begun(session)
         branch, before = first.branches[1], engine.computed
         await session.send(corrected(branch, 2, 5, 2, depth=2))
         second = await Epoch(2).complete(session, 5, 2)
@@ -246,8 +250,7 @@ async def test_the_text_may_be_told_from_anywhere(drafter: DrafterClient, drafte
 @pytest.mark.parametrize("change", [{"letters": Letters("#")}, {"offset": 0}])
 async def test_a_branch_that_is_not_the_text_is_refused(drafter: DrafterClient, change: dict[str, object]) -> None:
     async with drafter.session(KEYED) as session:
-        await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))
-        first = await Epoch(1).complete(session, 4, 4)
+        first = await begun(session)
         await session.send(replace(corrected(first.branches[2], 2, 5), **change))
         with pytest.raises(ProtocolBroken, match="does not begin with the text of epoch 2"):
             await session.receive()
@@ -255,8 +258,7 @@ async def test_a_branch_that_is_not_the_text_is_refused(drafter: DrafterClient, 
 
 async def test_branches_are_forgotten_with_their_epoch(drafter: DrafterClient) -> None:
     async with drafter.session(KEYED) as session:
-        await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))
-        first = await Epoch(1).complete(session, 4, 4)
+        first = await begun(session)
         await session.draft(Draft(2, 0, NOTHING, 4))
         await session.send(corrected(first.branches[0], 3, 5))
         with pytest.raises(ProtocolBroken, match="branch 1 is not one of the latest epoch's"):

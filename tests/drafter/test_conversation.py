@@ -20,14 +20,12 @@ from crossdraft.drafter.conversation import (
 )
 from crossdraft.drafter.drafting import DraftTree, Tip, branch_keys
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.text.letters import Letters
+from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import MOST_DRAFT_TOKENS, Advance, Branch, Draft, Drafted, Score, Scored
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT
 from tests.rpc.linked import Direct
 from tests.vocabularies import toy_vocabulary
-
-NOTHING = Letters("")
 
 
 def draft(epoch: int = 1, count: int = 5, chunk: int = 2, first: int = 0) -> Draft:

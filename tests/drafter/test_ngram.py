@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.client import GenerationRequest, SamplingOptions, connect
+from crossdraft.client import SamplingOptions
 from crossdraft.config.engine import NgramOptions
 from crossdraft.drafter.ngram import (
     BOUNDARY,
@@ -33,15 +33,13 @@ from crossdraft.rpc.errors import BadRequest, ProtocolBroken
 from crossdraft.rpc.handlers import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.grammar import Grammar
-from crossdraft.text.letters import ControlRole, Letters, from_bytes
+from crossdraft.text.letters import NOTHING, ControlRole, Letters, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
 from tests.drafter.streaming import Epoch
-from tests.rpc.sessions import DrafterClient, TargetClient
+from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import AT_ONCE
-from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"one two three, one two ")
-NOTHING = Letters("")
 OPEN = OpenDrafter(PROMPT, SamplingOptions(), None, 8)
 END = ControlRole.END_OF_SEQUENCE.letter
 
@@ -147,19 +145,6 @@ def test_texts_of_one_scope_become_few_blocks_and_long_ones_are_cut() -> None:
     assert any(block.longest(b"text number 41", 4) == 14 for block in memory._blocks["mine"])
     memory.add("long", b"x" * 2**20)
     assert remembered(memory)["long"] < 2**20 / LETTER_BYTES
-
-
-@pytest.mark.parametrize(
-    ("longest", "shortest", "fault"),
-    [
-        (4, 0, "min_ngram must be at least 1, got 0"),
-        (3, 4, "min_ngram, 4, must not be above max_ngram, 3"),
-        (-1, -1, "max_ngram must be at least 1, got -1"),
-    ],
-)
-def test_lengths_that_cannot_be_are_refused(longest, shortest, fault):
-    with pytest.raises(ValueError, match=fault):
-        NgramOptions(max_ngram=longest, min_ngram=shortest)
 
 
 async def test_it_describes_the_bytes_as_its_vocabulary(ngram: DrafterClient) -> None:
@@ -319,23 +304,6 @@ async def test_bad_drafts_end_the_session(ngram: DrafterClient, bad: Draft, comp
 async def test_it_cannot_draw_the_targets_tokens(ngram: DrafterClient) -> None:
     with pytest.raises(ProtocolBroken, match="an n-gram drafter has no affinity matrix"):
         await ngram.open(replace(OPEN, redistribute="a target"))
-
-
-async def test_output_is_that_without_it_in_fewer_passes(ngram: DrafterClient, target: TargetClient) -> None:
-    words = [token for token, text in enumerate(kind("gpt2").vocabulary().letters) if text in (" the", " dog", "ing")]
-    options = SamplingOptions(0, logit_bias=tuple((token, 90.0) for token in words))  # nothing else comes
-    request = GenerationRequest(
-        "The quick dog", method="slem", num_speculative_tokens=24, max_tokens=40, options=options, overlap="off"
-    )
-    outputs, passes = [], []
-    for drafter in (None, ngram.address):
-        async with connect(target.address, drafter) as pipeline, pipeline.run(request) as generation:
-            outputs.append([token.id async for token in generation])
-            assert generation.statistics.drafter_lost == ""
-            passes.append(generation.statistics.passes)
-    assert outputs[0] == outputs[1]
-    assert passes[0] == 40
-    assert passes[1] < 20
 
 
 @pytest.mark.full  # starts a process

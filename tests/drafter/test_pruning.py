@@ -7,18 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossdraft.client import SamplingOptions, Statistics, connect
+from crossdraft.client import SamplingOptions
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, Pruning, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.handlers import DRAFTER
-from crossdraft.rpc.server import Server
 from crossdraft.text.frequencies import count_frequencies
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, Score
 from tests.rpc.sessions import DrafterClient
-from tests.services.conftest import AT_ONCE
+from tests.services.conftest import drafting, running_of
 from tests.text.kinds import kind
 
 KEEP = 60
@@ -39,18 +37,13 @@ def frequencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def following_model(drafter_folder: Path, frequencies: Path) -> Iterator[RunningModel]:
     loaded = load_model(LoadOptions(str(drafter_folder), pruning=Pruning(KEEP, frequencies, follow=6)))
-    model = RunningModel.of(loaded, Side.DRAFTER, 1)
-    yield model
-    model.close()
+    yield from running_of(loaded, Side.DRAFTER)
 
 
 @pytest.fixture
 async def following(following_model: RunningModel) -> AsyncIterator[DrafterClient]:
-    async with (
-        Server(DRAFTER, DrafterService(following_model), AT_ONCE) as server,
-        DrafterClient(server.address) as found,
-    ):
-        yield found
+    async with drafting(DrafterService(following_model)) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
@@ -60,15 +53,13 @@ def loaded(drafter_folder: Path, frequencies: Path) -> LoadedModel:
 
 @pytest.fixture
 def pruned_model(loaded: LoadedModel) -> Iterator[RunningModel]:
-    model = RunningModel.of(loaded, Side.DRAFTER, 1)
-    yield model
-    model.close()
+    yield from running_of(loaded, Side.DRAFTER)
 
 
 @pytest.fixture
 async def pruned(pruned_model: RunningModel) -> AsyncIterator[DrafterClient]:
-    async with Server(DRAFTER, DrafterService(pruned_model), AT_ONCE) as server, DrafterClient(server.address) as found:
-        yield found
+    async with drafting(DrafterService(pruned_model)) as client:
+        yield client
 
 
 def test_the_description_is_that_of_the_whole_vocabulary(loaded: LoadedModel, drafter_folder: Path) -> None:
@@ -152,26 +143,6 @@ async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClie
             drafted = await session.draft(FIRST)
         assert drafted.draft_tokens == ()
         assert reason in drafted.reason
-
-
-@pytest.mark.parametrize("cut", ["pruned", "following"])
-@pytest.mark.parametrize(("method", "settings"), [("coupled", {"options": SamplingOptions(0)}), ("slem", {"seed": 5})])
-async def test_outputs_are_those_of_no_drafter(target, pruned, following, method, settings, cut):
-    client = {"pruned": pruned, "following": following}[cut]
-
-    async def ids_of(drafter: str | None, **more: object) -> tuple[list[int], Statistics | None]:
-        async with connect(target.address, drafter) as pipeline:
-            generation = pipeline.generate("def main(argument):", max_tokens=12, **settings, **more)
-            async for _ in generation:
-                pass
-        return generation.ids, generation.statistics
-
-    # The seed's draws of `slem` are the target's own, with a drafter or without.
-    plain, _ = await ids_of(None, **({"method": method} if "seed" in settings else {}))
-    drafted, statistics = await ids_of(client.address, method=method, num_speculative_tokens=4, overlap="off")
-    assert drafted == plain
-    assert (statistics.drafter_lost, statistics.stood_aside) == ("", 0)
-    assert statistics.draft_tokens >= 4
 
 
 async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: RunningModel) -> None:

@@ -10,21 +10,18 @@ import pytest
 from crossdraft.drafter.service import DrafterService, ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER
-from crossdraft.rpc.server import Server
 from crossdraft.text.affinity import Affinity, Matrix, save_affinity
-from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.noise import KeyedNoise, fault_of_draw
 from tests.rpc.sessions import DrafterClient
-from tests.services.conftest import AT_ONCE
+from tests.services.conftest import AT_ONCE, drafting
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox")
-NOTHING = Letters("")
 KEY = NoiseKey(77)
 TARGET_JSON = kind("gpt2").json
 PAIR = Pair(kind("gpt2").vocabulary(), kind("llama2").vocabulary(Side.DRAFTER))
@@ -46,17 +43,9 @@ OPEN = OpenDrafter(PROMPT, SamplingOptions(), KEY, 16, PAIR.shared_drafter_ids, 
 TARGET_NOISE = KeyedNoise.of(PAIR.target)
 
 
-async def served(model: RunningModel, affinity: Affinity) -> AsyncIterator[DrafterClient]:
-    async with (
-        Server(DRAFTER, DrafterService(model, affinity), AT_ONCE) as server,
-        DrafterClient(server.address) as client,
-    ):
-        yield client
-
-
 @pytest.fixture
 async def spreading(drafter_model: RunningModel) -> AsyncIterator[DrafterClient]:
-    async for client in served(drafter_model, SPREADING):
+    async with drafting(DrafterService(drafter_model, SPREADING)) as client:
         yield client
 
 
@@ -118,11 +107,10 @@ async def test_a_token_that_the_drafter_cannot_read_is_left_out_of_what_it_reads
     starts, ids = np.arange(len(shared) + 1, dtype=np.int64), np.full(len(shared), lonely, dtype=np.int32)
     kernel = Matrix(shared, starts, ids, np.ones(len(shared), dtype=np.float32))
     affinity = Affinity.of(PAIR, kernel, TARGET_JSON, kind("llama2").json)
-    async for client in served(drafter_model, affinity):
-        async with client.session(OPEN) as session:
-            one = await session.draft(Draft(1, 0, NOTHING, 4))
-            assert [draft_token.token for draft_token in one.draft_tokens] == [lonely] * 4
-            assert one.reason == ""
+    async with drafting(DrafterService(drafter_model, affinity)) as client, client.session(OPEN) as session:
+        one = await session.draft(Draft(1, 0, NOTHING, 4))
+        assert [draft_token.token for draft_token in one.draft_tokens] == [lonely] * 4
+        assert one.reason == ""
 
 
 async def test_the_affinity_is_described_and_others_are_refused(spreading: DrafterClient, drafter: DrafterClient):

@@ -1,8 +1,5 @@
 """Scores: against the enumeration of all tokenizings and of all drafts, against real drafts, and beside drafting."""
 
-import asyncio
-from collections import Counter
-from contextlib import AsyncExitStack
 from itertools import product
 
 import numpy as np
@@ -10,16 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from crossdraft.drafter import scoring
 from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution, VocabularyIndex
 from crossdraft.engine.distributions import Columns
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.text.letters import Letters, from_bytes
+from crossdraft.text.letters import NOTHING, Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.engine.tiny import drafting_distributions
-from tests.rpc.sessions import DrafterClient, DrafterSession
+from tests.rpc.sessions import DrafterClient
 from tests.tables import pseudo_distribution
 from tests.vocabularies import toy_vocabulary
 
@@ -83,7 +79,6 @@ def test_what_cannot_be_drafted_has_a_score_of_exactly_zero(name):
 
 
 PROMPT = from_bytes(b"The quick brown fox")
-NOTHING = Letters("")
 WARM = SamplingOptions(temperature=0.8, top_p=0.97)
 FEW = ("t", "th", "the", "h", "he", "e", " ", " t")  # tokens that write each other's beginnings
 TOKENS = 3
@@ -136,31 +131,6 @@ async def test_scores_are_sums_over_all_drafts(drafter, drafter_model, few, row_
     assert (shorter.probabilities <= scored.probabilities + 1e-9).all()
     assert (shorter.probabilities < scored.probabilities - 1e-3).any() or options.temperature == 0
     assert (scored.seconds > 0) == (options.temperature > 0)  # the one draft's own distributions are known already
-
-
-@pytest.mark.full  # scores are those of all drafts, and draws follow their rows: other tests show both
-@pytest.mark.usefixtures("seeded")
-async def test_real_drafts_begin_as_often_as_their_scores_say(drafter, drafter_model, few):
-    opening = OpenDrafter(PROMPT, SamplingOptions(), None, 0, few)
-    strings = strings_up_to(2)[4:]  # all pairs of letters: every draft of three tokens begins with one of them
-    seen: Counter[str] = Counter()
-
-    async def count_drafts(session: DrafterSession) -> None:
-        for epoch in range(1, 101):
-            drafted = await session.draft(Draft(epoch, 0, NOTHING, TOKENS))
-            ids = [draft_token.token for draft_token in drafted.draft_tokens]
-            seen[drafter_model.tokenization.letters_of(ids)[:2]] += 1
-
-    async with AsyncExitStack() as stack:
-        sessions = [await stack.enter_async_context(drafter.session(opening)) for _ in range(20)]
-        await asyncio.gather(*map(count_drafts, sessions))
-        scored = await sessions[0].score(Score(100, 0, strings, TOKENS))
-    assert set(seen) <= set(strings)
-    counts, expected = np.array([seen[string] for string in strings]), seen.total() * scored.probabilities
-    possible = expected > 0
-    assert not counts[~possible].any()
-    assert expected[possible].min() >= 5  # else cells must be pooled
-    assert chisquare(counts[possible], expected[possible]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("room", [20, TOKENS - 1])

@@ -17,7 +17,7 @@ from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import BadRequest, ProtocolBroken
 from crossdraft.text.grammar import Grammar, of_letters
-from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.drafter.streaming import Epoch, gated
 from tests.engine.gathering import nothing
@@ -25,7 +25,6 @@ from tests.rpc.linked import Direct, Noted
 from tests.rpc.sessions import DrafterClient
 
 PROMPT = from_bytes(b"The quick brown fox")
-NOTHING = Letters("")
 WARM = SamplingOptions(temperature=0.8)
 KEY = NoiseKey(77)
 OPEN = OpenDrafter(PROMPT, WARM, KEY, 8)

@@ -240,9 +240,7 @@ def opened(name: str, text: bytes) -> OpenDrafter:
 
 @pytest.mark.parametrize("names", [*([name] for name in SETTINGS), [*SETTINGS]], ids=lambda names: names[-1])
 @pytest.mark.parametrize(("nodes", "depths"), [(16, [5]), (32, [8]), (16, [3, 5, 1]), (6, [5, 2])])
-async def test_trees_that_grow_without_the_host_are_the_same(
-    captured_model: RunningModel, names: list[str], nodes: int, depths: list[int]
-) -> None:
+async def test_trees_that_grow_without_the_host_are_the_same(captured_model, names, nodes, depths):
     """Of several sessions at once, with texts of their own, and with settings and depths of which some are alike."""
     thread, graphs = captured_model.thread, captured_model.thread.engine.runner.graphs
     openings = [opened(names[place % len(names)], text) for place, text in enumerate(TEXTS)]
@@ -257,9 +255,7 @@ async def test_trees_that_grow_without_the_host_are_the_same(
 
 
 @pytest.mark.parametrize("nodes", [16, 32])
-async def test_a_tree_waits_for_the_device_once(
-    captured_model: RunningModel, nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tree_waits_for_the_device_once(captured_model, nodes, monkeypatch):
     """And the model's own code runs at start only, whatever the settings are."""
     depth, thread = {16: 5, 32: 8}[nodes], captured_model.thread
     openings = [opened(name, text) for name, text in zip(SETTINGS, TEXTS, strict=False)]
@@ -272,9 +268,7 @@ async def test_a_tree_waits_for_the_device_once(
 
 
 @pytest.mark.parametrize("levels", range(1, 5))
-async def test_a_tree_that_others_interrupt_goes_on_step_by_step(
-    captured_model: RunningModel, levels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tree_that_others_interrupt_goes_on_step_by_step(captured_model, levels, monkeypatch):
     openings, drafts = [opened("truncated", text) for text in TEXTS[:3]], [Draft(2, 0, NOTHING, 5, tree_nodes=16)] * 3
     expected = await together(captured_model, openings, *drafts)
     looks = 0
@@ -291,9 +285,7 @@ async def test_a_tree_that_others_interrupt_goes_on_step_by_step(
     assert list(map(sent, found)) == list(map(sent, expected))
 
 
-async def test_what_the_engine_has_not_expanded_is_left_out(
-    captured_model: RunningModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_the_engine_has_not_expanded_is_left_out(captured_model, monkeypatch):
     """As where it rounds costs otherwise: the draft stays."""
     opening, draft = opened("truncated", TEXTS[0]), Draft(2, 0, NOTHING, 5, tree_nodes=16)
     (whole,) = await together(captured_model, [opening], draft)
@@ -304,9 +296,7 @@ async def test_what_the_engine_has_not_expanded_is_left_out(
     assert sent(less) != sent(whole)
 
 
-async def test_a_tree_whose_logits_are_not_finite_keeps_no_other_from_growing(
-    captured_model: RunningModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tree_whose_logits_are_not_finite_keeps_no_other_from_growing(captured_model, monkeypatch):
     """Each then goes on by itself, step by step."""
     openings, drafts = [opened("greedy", text) for text in TEXTS[:3]], [Draft(2, 0, NOTHING, 5, tree_nodes=16)] * 3
     expected, rows_of, tried = await together(captured_model, openings, *drafts), model_thread.rows_of, list[Any]()

@@ -1,6 +1,6 @@
 """The bundled models, served, and the target by itself."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -8,15 +8,9 @@ import pytest_asyncio
 from crossdraft.speculation.choice import Fixed
 from tests.endtoend.reference import Reference
 from tests.endtoend.stack import TARGET, Stack, serving
-from tests.rpc.unhurried import unhurry
+from tests.rpc.unhurried import unhurried_module
 
-
-@pytest.fixture(autouse=True, scope="module")
-def unhurried() -> Iterator[None]:
-    """No service is taken for lost because the machine stands still for seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        unhurry(patch)
-        yield
+__all__ = ["unhurried_module"]
 
 
 @pytest.fixture

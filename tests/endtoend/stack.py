@@ -14,18 +14,18 @@ from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.emulation.steps import Emulation
-from crossdraft.rpc.server import Listening
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.text.affinity import Affinity, Alignment, save_affinity
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
+from tests.client.together import ended
 from tests.prompts import prompts
+from tests.rpc.linked import AT_ONCE
 
 TARGET = "target"
 EAGLE = "drafter-eagle"  # reads the target's hidden states
 DRAFTERS = ("drafter-a", "drafter-b", "drafter-c")
 NGRAM = "ngram"
-AT_ONCE = Listening(grace_seconds=0)
 CONCURRENT = 16  # generations at once, which the engines batch
 NEIGHBOURS = 8  # entries of an affinity matrix's row
 BUDGET = 256  # MiB for keys and values of one model: at least CONCURRENT sessions
@@ -53,10 +53,8 @@ class Stack:
         places, pipeline = asyncio.Semaphore(CONCURRENT), await self.pipeline(drafter)
 
         async def run(request: GenerationRequest) -> Generation:
-            async with places, pipeline.run(request) as generation:
-                async for _ in generation:
-                    pass
-            return generation
+            async with places:
+                return await ended(pipeline.run(request))
 
         return await asyncio.gather(*map(run, requests))
 

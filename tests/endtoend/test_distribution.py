@@ -1,6 +1,5 @@
 """Sampled output through gRPC has the target's own distribution, whatever drafts."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from crossdraft.client import GenerationRequest
 from crossdraft.config.request import METHODS
 from crossdraft.types.rows import Probabilities
 from crossdraft.verification.methods import method_named
+from tests.conftest import FULL
 from tests.endtoend.reference import Reference
 from tests.endtoend.stack import EAGLE, TARGET, statistics
 
@@ -19,7 +19,6 @@ PROMPT = "for i in range("
 TOKENS = 2  # of a continuation
 FIRST_TOKENS = 5  # the most frequent ones, after which the second token is tested
 LEAST_P = 1e-4  # a smaller p is not taken for chance
-FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 ROUNDS = {"overlap": "off"}
 TREES = {"overlap": "off", "tree_nodes": 16}
 AHEAD = {"overlap": "on", "max_draft_tokens": 4, "min_draft_tokens": 1, "branches": 2, "branch_width": 2, "paths": 4}

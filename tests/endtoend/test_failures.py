@@ -36,6 +36,7 @@ from crossdraft.rpc.errors import CannotListen, Unreachable
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.models import serving
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
+from tests.client.together import ended
 from tests.endtoend.stack import AT_ONCE, TARGET, Copying, model
 from tests.killable import Killable
 from tests.prompts import prompts
@@ -72,10 +73,7 @@ async def victim() -> AsyncIterator[Killable]:
 
 
 async def undisturbed(pipeline: Pipeline, grammar: Grammar | None = None) -> str:
-    generation = pipeline.run(request(Overlap.OFF, grammar))
-    async for _ in generation:
-        pass
-    return generation.text
+    return (await ended(pipeline.run(request(Overlap.OFF, grammar)))).text
 
 
 async def disturbed(

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -18,11 +17,11 @@ from crossdraft.rpc.errors import BadRequest
 from crossdraft.text.grammar import GrammarError, of_letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.request import RequestError
+from tests.conftest import FULL
 from tests.endtoend.reference import Case, Noise, Reference
 from tests.endtoend.stack import NGRAM, Stack, statistics
 from tests.prompts import prompts
 
-FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {

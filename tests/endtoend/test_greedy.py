@@ -1,6 +1,5 @@
 """Greedy output through gRPC, with every method and drafter, is that of transformers' `generate`."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -15,11 +14,12 @@ from crossdraft.engine.names import BUNDLED
 from crossdraft.session.target_side import TargetSide
 from crossdraft.types.messages import HiddenStates, SamplingOptions
 from crossdraft.verification.methods import METHODS
+from tests.client.together import ended
+from tests.conftest import FULL
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
 from tests.endtoend.stack import DRAFTERS, EAGLE, NGRAM, TARGET, Stack, statistics
 from tests.prompts import prompts
 
-FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # the whole comparison, which takes minutes
 PROMPTS = 30 if FULL else 3
 NEW_TOKENS = 40 if FULL else 16
 FEW = 3  # prompts for each kind of options
@@ -167,9 +167,7 @@ async def test_states_of_another_width_end_the_drafting_alone(stack, reference, 
     monkeypatch.setattr(TargetSide, "hidden", lambda _: HiddenStates((0,), b"ab"))
     case, pipeline = plain_cases()[0], await stack.pipeline(EAGLE)
     request = GenerationRequest(case.prompt, method="slem", max_tokens=case.tokens, options=case.options, overlap="off")
-    async with pipeline.run(request) as generation:
-        async for _ in generation:
-            pass
+    generation = await ended(pipeline.run(request))
     assert reference.check(case, generation.ids)
     assert "have 1 numbers each, and this drafter reads such of 256" in generation.statistics.drafter_lost
 

@@ -1,6 +1,5 @@
 """Seeded output at temperature 1 through gRPC: whatever drafts, or nothing does, the text is a function of the seed."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +8,13 @@ import pytest_asyncio
 
 from crossdraft.client import Generation, GenerationRequest
 from crossdraft.types.messages import NoiseKey, SamplingOptions
+from tests.conftest import FULL
 from tests.endtoend.reference import Case, Noise, Reference
 from tests.endtoend.stack import DRAFTERS, NGRAM, Stack, statistics
 from tests.prompts import prompts
 
 PROMPTS, NEW_TOKENS = 5, 16
 SEED = 7
-FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 TEXTS = tuple(prompt.text for prompt in prompts()[:: len(prompts()) // PROMPTS][:PROMPTS])
 SERVED = (*(DRAFTERS if FULL else DRAFTERS[:2]), NGRAM)
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,12 +12,13 @@ import pytest
 from crossdraft.cli.processes import Wanted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, Reason, connect
 from crossdraft.rpc.clients import Patience
+from tests.conftest import FULL
 from tests.endtoend.stack import TARGET
 from tests.killable import Killable
 from tests.prompts import prompts
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
-KILLS = 20 if "CROSSDRAFT_FULL_TESTS" in os.environ else 2
+KILLS = 20 if FULL else 2
 TOKENS = 200
 BEFORE = 8  # tokens of each stream, at least, when a rank is killed
 STREAMS = 3

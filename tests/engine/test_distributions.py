@@ -23,7 +23,17 @@ from transformers import (
 )
 
 from crossdraft.engine.device import fetched
-from crossdraft.engine.distributions import Columns, History, RowTable, distributions, row_table
+from crossdraft.engine.distributions import (
+    Columns,
+    History,
+    RowTable,
+    Warping,
+    cut_distributions,
+    distributions,
+    row_table,
+    tempered,
+    width_of,
+)
 from crossdraft.types.messages import SamplingOptions
 from tests.engine.tiny import drafting_distributions, nodes
 from tests.verification.toys import row_of
@@ -248,6 +258,30 @@ def test_a_drafting_distribution_is_masked_first_and_then_truncated() -> None:
         best = expected.topk(3)
         assert ids.tolist() == best.indices[best.values > 0].tolist()
         np.testing.assert_allclose(weights, (best.values / best.values.sum())[: len(ids)], atol=1e-6)
+
+
+@given(
+    st.builds(
+        SamplingOptions,
+        st.sampled_from([0, 0.3, 1, 2]),
+        st.integers(0, SIZE + 5),
+        st.sampled_from([1.0, 0.9, 0.3]),
+        st.sampled_from([0.0, 0.02, 0.3]),
+    ),
+    st.integers(1, SIZE),
+    st.integers(0, 999),
+)
+def test_what_a_drafter_draws_from_is_the_distribution_cut(options: SamplingOptions, row_width: int, seed: int) -> None:
+    """Whatever it is narrowed to: the most probable ids by `tempered`, as multiples of 2^-24."""
+    logits = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(seed)) * 3
+    warping = Warping.of([options], [len(logits)], logits.device)
+    best = tempered(logits, warping).topk(row_width)
+    expected = torch.zeros(logits.shape, dtype=torch.float64).scatter_(-1, best.indices, best.values)
+    for width in {0, width_of(options, SIZE)}:
+        weights, columns = cut_distributions(logits, warping, row_width, width)
+        found = torch.zeros_like(expected).scatter_(-1, columns, weights)
+        np.testing.assert_allclose(found, expected / expected.sum(-1, keepdim=True), atol=row_width * 2.0**-24)
+        assert weights.sum(-1).tolist() == [1.0] * len(logits)
 
 
 def test_penalties_and_biases_are_not_the_drafters() -> None:

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from crossdraft.cli.certs import Issued, issued
 from crossdraft.rpc.security import TlsFiles
 
@@ -37,3 +39,8 @@ class Cluster:
         for path, content in zip((certificate, key), made.pem, strict=True):
             path.write_bytes(content)
         return TlsFiles(self.folder / "ca.pem", certificate, key)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "ours")

@@ -43,3 +43,8 @@ class Clock:
             self.move(1.0)
             await asyncio.sleep(0)
         return self.now - began
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)

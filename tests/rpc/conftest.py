@@ -1,28 +1,13 @@
 """What tests of TLS and of limits in time share."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.rpc import linked
-from tests.rpc.certificates import Cluster
-from tests.rpc.clock import Clock
-from tests.rpc.unhurried import unhurry
+from tests.rpc.certificates import cluster
+from tests.rpc.clock import clock
+from tests.rpc.unhurried import unhurried
 
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurry(monkeypatch)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path / "ours")
-
-
-@pytest.fixture
-async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+__all__ = ["clock", "cluster", "unhurried"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -17,6 +16,7 @@ from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import FrameCodec
 from crossdraft.rpc.handlers import TARGET, Replies, RoleCodec
 from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint, codec_of
+from crossdraft.rpc.server import Listening
 from crossdraft.types.messages import (
     Advance,
     Description,
@@ -36,6 +36,7 @@ PORT: int | None = 0  # of the services of a test; None: over memory, as the fix
 SLOW = 15  # a committed id: `answered` does not answer
 DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
 OPEN = OpenTarget((1,), SamplingOptions(), None)
+AT_ONCE = Listening(grace_seconds=0)
 # Of a channel: whoever does not read holds up the other side after some KiB.
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 16 * 1024), ("grpc.http2.bdp_probe", 0))
 ROW = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
@@ -160,9 +161,7 @@ class RawLink:
         self.call = self._channel.stream_stream(self._path, bytes, bytes)(None, metadata=self._metadata)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.call.cancel()
         await self._channel.close()
 

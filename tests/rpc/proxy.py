@@ -1,7 +1,6 @@
 """A link that can be cut without a word: a TCP proxy that stops forwarding and closes nothing."""
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 
@@ -29,9 +28,7 @@ class Link:
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._server.close()
         for task in self._tasks:
             task.cancel()

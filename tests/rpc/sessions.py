@@ -3,25 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from crossdraft.rpc import clients
 from crossdraft.rpc.clients import LinkSession, Traffic
 from crossdraft.rpc.errors import Closed, ServiceError
-from crossdraft.types.messages import (
-    Draft,
-    Drafted,
-    FetchRow,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
-    Score,
-    Scored,
-)
-
-Session = TypeVar("Session", bound="ServiceSession")
+from crossdraft.types.messages import Draft, Drafted, FetchRow, Pass, PassDone, RowFetched, Score, Scored
 
 
 class ServiceSession:
@@ -57,13 +44,7 @@ class ServiceSession:
         self._link_session.send(request)
 
     async def receive(self) -> Any:
-        """The next reply.
-
-        Raises:
-            TimedOut: it did not come in time.
-            Closed: the session was ended in order, by the service or by `close`.
-            ServiceError: the session or the link is broken, or the reply cannot be decoded.
-        """
+        """The next reply; raises ServiceError: Closed if the session was ended in order."""
         came = await self._came.get()
         if isinstance(came, ServiceError):
             self._came.put_nowait(came)
@@ -86,19 +67,17 @@ class ServiceSession:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-
-class TargetSession(ServiceSession):
-    """An open session with a target. Each reply is checked against what was asked."""
+    # As `ask`; the reply is checked against what was asked.
 
     async def run(self, request: Pass) -> PassDone:
-        """One pass; raises ServiceError."""
+        """One pass."""
         done = await self.ask(request)
         assert isinstance(done, PassDone), done
         assert (done.number, len(done.nodes)) == (request.number, len(request.answered))
         return done
 
     async def draw(self, request: Pass) -> AsyncGenerator[PassDone, None]:
-        """The replies to a run, as they come; raises ServiceError."""
+        """The replies to a run, as they come."""
         await self.send(request)
         more = True
         while more:
@@ -109,18 +88,14 @@ class TargetSession(ServiceSession):
             yield done
 
     async def fetch(self, request: FetchRow) -> RowFetched:
-        """More of the row of one node of the latest pass; raises ServiceError."""
+        """More of the row of one node of the latest pass."""
         fetched = await self.ask(request)
         assert isinstance(fetched, RowFetched), fetched
         assert fetched.node == request.node
         return fetched
 
-
-class DrafterSession(ServiceSession):
-    """An open session with a drafter. `draft` and `score` are for callers that wait for each reply."""
-
     async def draft(self, request: Draft) -> Drafted:
-        """The first reply of an epoch: all of it, unless the request asks for smaller chunks; raises ServiceError."""
+        """The first reply of an epoch: all of it, unless the request asks for smaller chunks."""
         await self.send(request)
         drafted = await self.receive()
         while drafted.epoch < request.epoch:  # it was under way when the request was sent
@@ -130,23 +105,21 @@ class DrafterSession(ServiceSession):
         return drafted
 
     async def score(self, request: Score) -> Scored:
-        """How probable strings are as the beginning of the epoch's draft; raises ServiceError."""
+        """How probable strings are as the beginning of the epoch's draft."""
         scored = await self.ask(request)
         assert isinstance(scored, Scored), scored
         assert (scored.epoch, len(scored.probabilities)) == (request.epoch, len(request.strings))
         return scored
 
 
-class Opening(Generic[Session]):
-    """A client that opens sessions of a kind."""
+class Opening:
+    """A client that opens such sessions."""
 
-    kind: type[Session]
-
-    async def open(self: Any, request: OpenTarget | OpenDrafter) -> Session:
+    async def open(self: Any, request: Any) -> ServiceSession:
         """An open session, to be used by one task; raises ServiceError. Close it, or use `session`."""
         if self.description is None:
             await self.describe()
-        session = self.kind(self.service)
+        session = ServiceSession(self.service)
         session.begin(self.begin(request, session))
         try:
             await session.receive()  # that it is open
@@ -156,15 +129,15 @@ class Opening(Generic[Session]):
         return session
 
     @asynccontextmanager
-    async def session(self, request: OpenTarget | OpenDrafter) -> AsyncIterator[Session]:
+    async def session(self, request: Any) -> AsyncIterator[ServiceSession]:
         """An open session that is closed at the end of the block; raises ServiceError."""
         async with await self.open(request) as session:
             yield session
 
 
-class TargetClient(Opening[TargetSession], clients.TargetClient):
-    kind = TargetSession
+class TargetClient(Opening, clients.TargetClient):
+    """Opens sessions with a target."""
 
 
-class DrafterClient(Opening[DrafterSession], clients.DrafterClient):
-    kind = DrafterSession
+class DrafterClient(Opening, clients.DrafterClient):
+    """Opens sessions with a drafter."""

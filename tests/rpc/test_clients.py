@@ -12,13 +12,11 @@ from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.types.messages import Branch, Drafted, OpenDrafter, OpenTarget, Pass, SamplingOptions
-from crossdraft.types.trees import ROOT, TokenTree
+from crossdraft.types.messages import Branch, Drafted, OpenDrafter, SamplingOptions
 from tests.rpc import linked
-from tests.rpc.linked import DESCRIPTION, PuppetService
+from tests.rpc.linked import DESCRIPTION, OPEN, PuppetService, one_pass
 from tests.rpc.sessions import DrafterClient, TargetClient
 
-OPEN = OpenTarget((1,), SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0, sessions=SessionOptions(idle_seconds=86_400.0))
 pytestmark = pytest.mark.usefixtures("carried")
 
@@ -38,10 +36,6 @@ async def address(service: PuppetService) -> AsyncIterator[str]:
 async def client(address: str) -> AsyncIterator[TargetClient]:
     async with TargetClient(address) as client:
         yield client
-
-
-def one_pass(number: int, *committed: int) -> Pass:
-    return Pass(number, committed, TokenTree((5,), (ROOT,)))
 
 
 @pytest.mark.wire
@@ -83,7 +77,7 @@ async def test_a_service_that_came_back_with_another_model_is_noticed(client, se
     assert raised.value.lost
     assert (await client.describe()).fingerprint == "f2"
     async with client.session(OPEN) as session:
-        assert (await session.run(one_pass(1))).number == 1
+        assert (await session.run(one_pass(1, nodes=1))).number == 1
 
 
 BEGUN = OpenDrafter(NOTHING, SamplingOptions(), None, 0)

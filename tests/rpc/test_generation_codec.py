@@ -105,43 +105,32 @@ def test_who_does_not_know_of_several_tokens_in_a_reply_does_not_ask_for_them() 
     assert not generation.decode_request(pb.GenerateRequest(text="x")).together
 
 
-@pytest.mark.parametrize(
-    "message", [pb.GenerateRequest(), pb.GenerateRequest(ids=pb.PromptIds()), pb.GenerateRequest(chat=pb.Chat())]
-)
-def test_a_prompt_is_needed(message: pb.GenerateRequest) -> None:
-    with pytest.raises(BadMessage, match="there is no prompt; give text, ids or a chat"):
-        generation.decode_request(message)
-
-
-def test_values_that_mean_nothing() -> None:
-    with pytest.raises(BadMessage, match="overlap has the value 7; known are AUTO, ON, OFF"):
-        generation.decode_request(pb.GenerateRequest.FromString(b"\x1a\x01x\xa0\x01\x07"))
-    with pytest.raises(BadMessage, match="options: temperature must be 0 or more"):
-        generation.decode_request(pb.GenerateRequest(text="x", options={"temperature": -1}))
-    with pytest.raises(BadMessage, match=r"token\.kind is not set"):
-        generation.decode_reply(pb.GenerateReply(token=pb.Token(id=1)))
-    with pytest.raises(BadMessage, match=r"ended\.reason is not set"):
-        generation.decode_reply(pb.GenerateReply(ended=pb.Ended()))
-    with pytest.raises(BadMessage, match="one of prompt, token and ended"):
-        generation.decode_reply(pb.GenerateReply())
+NO_PROMPT = "there is no prompt; give text, ids or a chat"
+REQUESTED, REPLIED = generation.decode_request, generation.decode_reply
 
 
 @pytest.mark.parametrize(
-    ("message", "complaint"),
+    ("decode", "message", "error", "complaint"),
     [
+        *((REQUESTED, one, BadMessage, NO_PROMPT) for one in ({}, {"ids": {}}, {"chat": {}})),
+        (REQUESTED, {"text": "x", "overlap": 7}, BadMessage, "overlap has the value 7; known are AUTO, ON, OFF"),
         (
-            pb.GenerateRequest(text="x", num_speculative_tokens=65),
-            "num_speculative_tokens must be between 1 and 64, got 65",
+            REQUESTED,
+            {"text": "x", "options": {"temperature": -1}},
+            BadMessage,
+            "options: temperature must be 0 or more",
         ),
-        (
-            pb.GenerateRequest(text="x", overlap=2, max_draft_tokens=3),
-            "max_draft_tokens has no effect with overlap off",
-        ),
+        (REPLIED, {"token": {"id": 1}}, BadMessage, r"token\.kind is not set"),
+        (REPLIED, {"ended": {}}, BadMessage, r"ended\.reason is not set"),
+        (REPLIED, {}, BadMessage, "one of prompt, token and ended"),
+        (REQUESTED, {"text": "x", "num_speculative_tokens": 65}, BadRequest, "must be between 1 and 64, got 65"),
+        (REQUESTED, {"text": "x", "overlap": 2, "max_draft_tokens": 3}, BadRequest, "has no effect with overlap off"),
     ],
 )
-def test_requests_that_cannot_be(message: pb.GenerateRequest, complaint: str) -> None:
-    with pytest.raises(BadRequest, match=complaint):
-        generation.decode_request(message)
+def test_what_means_nothing_or_cannot_be_is_refused(decode, message, error, complaint):
+    kind = pb.GenerateRequest if decode is REQUESTED else pb.GenerateReply
+    with pytest.raises(error, match=complaint):
+        decode(kind(**message))
 
 
 @pytest.mark.parametrize("request_", [GenerationRequest("x", max_tokens=2**32), GenerationRequest((2**32,))])

@@ -11,13 +11,10 @@ from crossdraft.rpc.handlers import TARGET, Activity, Tally
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions
-from crossdraft.types.trees import TokenTree
+from crossdraft.types.messages import PassDone
 from tests.rpc.certificates import LOOPBACK, Cluster
-from tests.rpc.linked import PuppetService
+from tests.rpc.linked import AT_ONCE, OPEN, PuppetService, one_pass
 from tests.rpc.sessions import TargetClient
-
-OPEN = OpenTarget((1,), SamplingOptions(), None)
 
 
 async def test_peers_are_told_apart_by_certificate(tmp_path):
@@ -34,22 +31,7 @@ async def test_peers_are_told_apart_by_certificate(tmp_path):
         with pytest.raises(Full, match=r"1 of front1 are open \(--max-sessions-per-peer\)"):
             await one.open(OPEN)
         async with other.session(OPEN) as session:
-            assert (await session.run(Pass(1, (), TokenTree()))).number == 1
-
-
-@pytest.mark.parametrize(
-    ("bad", "complaint"),
-    [
-        ({"max_sessions": 0}, "max_sessions must be at least 1, got 0"),
-        ({"max_sessions": 5, "max_sessions_per_peer": 6}, r"between 1 and max_sessions \(5\), got 6"),
-        ({"max_sessions_per_peer": 0}, "got 0"),
-        ({"idle_seconds": 0}, "idle_seconds must be above 0 and at most 86400, got 0"),
-        ({"idle_seconds": float("nan")}, "idle_seconds must be above 0"),
-    ],
-)
-def test_limits_are_checked_at_once(bad, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        SessionOptions(**bad)
+            assert (await session.run(one_pass(1))).number == 1
 
 
 def test_peers_without_sessions_are_forgotten():
@@ -57,9 +39,6 @@ def test_peers_without_sessions_are_forgotten():
     for number in range(3):
         activity.end(activity.begin("", f"ipv4:10.0.0.{number}", ""), "closed")
     assert not activity._peers
-
-
-AT_ONCE = Listening(grace_seconds=0)
 
 
 @pytest.mark.parametrize("given", ["a", "req-1", "chatcmpl-9:x._-", "0" * MAX_LENGTH])
@@ -95,7 +74,7 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
         async with Server(TARGET, service, AT_ONCE) as server, TargetClient(server.address) as client:
             with log_context.about(request="req-7"):
                 session = await client.open(OPEN)
-            await session.run(Pass(1, (1,), TokenTree()))
+            await session.run(one_pass(1, 1))
             assert server.activity.open == 1
             await session.close()
             await service.wait_closed(1)

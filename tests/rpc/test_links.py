@@ -11,22 +11,18 @@ import pytest
 
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
-from crossdraft.rpc.server import Listening, Server
-from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
-from crossdraft.types.trees import TokenTree
-from tests.rpc.linked import DESCRIPTION, SLOW, PuppetService
+from crossdraft.rpc.server import Server
+from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, PuppetService, one_pass
 from tests.rpc.proxy import Link
-from tests.rpc.sessions import TargetClient, TargetSession
+from tests.rpc.sessions import ServiceSession, TargetClient
 from tests.rpc.unhurried import unhurry
 
-OPEN = OpenTarget((1,), SamplingOptions(), None)
-AT_ONCE = Listening(grace_seconds=0)
 BOUND = 30  # seconds; about 3 are usual, gRPC's own are over 45
 SERVE = """
 import asyncio
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.server import Listening, Server, serve
-from tests.rpc.linked import PuppetService
+from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, PuppetService, one_pass
 async def main():
     await serve(Server(TARGET, PuppetService(), Listening()))
 asyncio.run(main())
@@ -48,7 +44,7 @@ async def described(client: TargetClient) -> None:
             pass
 
 
-async def opened(client: TargetClient) -> TargetSession:
+async def opened(client: TargetClient) -> ServiceSession:
     """A session; a machine that stands still in this moment loses the link, as it should."""
     async with asyncio.timeout(300):
         while True:
@@ -66,7 +62,7 @@ async def test_a_link_that_forwards_nothing_is_noticed_on_both_sides_and_used_ag
     ):
         session = await opened(client)
         if under_way:
-            await session.send(Pass(1, (SLOW,), TokenTree()))
+            await session.send(one_pass(1, SLOW))
         link.cut()
         with pytest.raises(Unreachable) as raised:
             await asyncio.wait_for(session.receive(), BOUND)

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,71 +41,45 @@ LIKELY = {"tokens": [1, 2], "log_probabilities": [-1, -1], "likely": [1, 2], "li
 ONE = {"tokens": [1], "log_probabilities": [-1]}
 
 
-def to_target(listed: common_pb2.IdLists | None = None, **message: object) -> target_pb2.VerifyRequests:
-    return target_pb2.VerifyRequests(requests=[{"session": 1} | message], listed=listed)
+def of(frame: Any, columns: dict[str, object] | None = None, **message: object) -> Any:
+    """A frame with one message, of session 1."""
+    kind = "requests" if "requests" in frame.DESCRIPTOR.fields_by_name else "replies"
+    return frame(**{kind: [{"session": 1} | message]}, **columns or {})
 
 
-def of_target(**columns: object) -> Callable[..., target_pb2.VerifyReplies]:
-    return lambda **message: target_pb2.VerifyReplies(replies=[{"session": 1} | message], **columns)
+def about(make: Callable[..., Any], part: str, **usual: object) -> Callable[..., Any]:
+    """Makes a frame with this message, of the usual values but for those that are given."""
+    return lambda **changes: make(**{part: usual | changes})
 
 
-def to_drafter(**message: object) -> drafter_pb2.DraftRequests:
-    return drafter_pb2.DraftRequests(requests=[{"session": 1} | message])
+to_target, of_target = partial(of, target_pb2.VerifyRequests), partial(of, target_pb2.VerifyReplies)
+to_drafter, of_drafter = partial(of, drafter_pb2.DraftRequests), partial(of, drafter_pb2.DraftReplies)
+opening, fetching = about(to_target, "open", prompt=[1]), about(to_target, "fetch")
+fetched = about(of_target, "fetched")
+opening_drafter, scoring = about(to_drafter, "open"), about(to_drafter, "score")
+drafting = about(to_drafter, "draft", letters=b"a", count=1)
+branch = partial(dict, number=1, letters=b"a", tokens=[1])
 
 
-def of_drafter(rows: common_pb2.Rows | None = None, **message: object) -> drafter_pb2.DraftReplies:
-    return drafter_pb2.DraftReplies(replies=[{"session": 1} | message], rows=rows)
-
-
-def opening(**changes: object) -> target_pb2.VerifyRequests:
-    return to_target(open=target_pb2.OpenTarget(**{"prompt": [1]} | changes))
-
-
-def passing(listed: common_pb2.IdLists | None = None, **changes: object) -> target_pb2.VerifyRequests:
+def passing(listed: common_pb2.IdLists | None = None, **changes: object) -> Any:
     named = {"number": 1, "listed": len(listed.counts) if listed is not None else 0}
-    return to_target(listed, next_pass=target_pb2.Pass(**named | changes))
+    return to_target({"listed": listed}, next_pass=named | changes)
 
 
-def fetching(**changes: object) -> target_pb2.VerifyRequests:
-    return to_target(fetch=target_pb2.FetchRow(**changes))
+def done(samples: dict[str, Any] | None = None, **changes: object) -> Any:
+    return of_target({"samples": samples or {}}, done={"samples": len((samples or {}).get("tokens", ()))} | changes)
 
 
-def done(samples: dict[str, object] | None = None, **changes: object) -> target_pb2.VerifyReplies:
-    column = target_pb2.Samples(**samples or {})
-    message = target_pb2.PassDone(**{"samples": len(column.tokens)} | changes)
-    return of_target(samples=column)(done=message)
+def drafted(rows: common_pb2.Rows | None = None, **changes: object) -> Any:
+    return of_drafter({"rows": rows}, drafted={"with_rows": rows is not None} | changes)
 
 
-def fetched(**changes: object) -> target_pb2.VerifyReplies:
-    return of_target()(fetched=target_pb2.RowFetched(**changes))
+def zeros(count: int) -> dict[str, object]:
+    return {"count": count, "size": 1, "data": bytes(count)}
 
 
-def drafting(**changes: object) -> drafter_pb2.DraftRequests:
-    return to_drafter(draft=drafter_pb2.Draft(**{"letters": b"a", "count": 1} | changes))
-
-
-def zeros(count: int) -> common_pb2.Numbers:
-    return common_pb2.Numbers(count=count, size=1, data=bytes(count))
-
-
-def opening_drafter(**changes: object) -> drafter_pb2.DraftRequests:
-    return to_drafter(open=drafter_pb2.OpenDrafter(**changes))
-
-
-def scoring(**changes: object) -> drafter_pb2.DraftRequests:
-    return to_drafter(score=drafter_pb2.Score(**changes))
-
-
-def drafted(rows: common_pb2.Rows | None = None, **changes: object) -> drafter_pb2.DraftReplies:
-    return of_drafter(rows, drafted=drafter_pb2.Drafted(**{"with_rows": rows is not None} | changes))
-
-
-def branch(**changes: object) -> drafter_pb2.Branch:
-    return drafter_pb2.Branch(**{"number": 1, "letters": b"a", "tokens": [1]} | changes)
-
-
-def tree(tokens: list[int], parents: list[int]) -> target_pb2.TokenTree:
-    return target_pb2.TokenTree(tokens=tokens, parents=parents)
+def tree(tokens: list[int], parents: list[int]) -> dict[str, object]:
+    return {"tokens": tokens, "parents": parents}
 
 
 TARGET_REQUESTS = [
@@ -150,15 +126,17 @@ TARGET_REQUESTS = [
     (fetching(number=1, listed=zeros(codec.MAX_NUMBERS + 1)), f"listed has {codec.MAX_NUMBERS + 1}; at most"),
 ]
 TARGET_REPLIES = [
-    (of_target()(), "one of opened, done, fetched, scored and ended"),
-    (of_target(rows=LOGGED | {"logged": [1, 1]})(done={"rows": 1}), "rows.logged has 2 numbers for 1 rows"),
-    (of_target(rows=LOGGED | {"log_probabilities": [-1]})(done={"rows": 1}), "rows has 2 tokens but 1 log-prob"),
-    (of_target(rows=LOGGED | {"log_probabilities": [-1, 1]})(done={"rows": 1}), "rows has a log-probability that is"),
-    (of_target(rows=LOGGED | {"likely": []})(done={"rows": 1}), "rows has 0 likely ids and 1 values"),
-    (of_target(rows=LOGGED | {"likely": [SIZE]})(done={"rows": 1}), "rows.likely has the id 300"),
+    (of_target(), "one of opened, done, fetched, scored and ended"),
+    (of_target({"rows": LOGGED | {"logged": [1, 1]}}, done={"rows": 1}), "rows.logged has 2 numbers for 1 rows"),
+    (of_target({"rows": LOGGED | {"log_probabilities": [-1]}}, done={"rows": 1}), "rows has 2 tokens but 1 log-prob"),
+    (of_target({"rows": LOGGED | {"log_probabilities": [-1, 1]}}, done={"rows": 1}), "rows has a log-probability that"),
+    (of_target({"rows": LOGGED | {"likely": []}}, done={"rows": 1}), "rows has 0 likely ids and 1 values"),
+    (of_target({"rows": LOGGED | {"likely": [SIZE]}}, done={"rows": 1}), "rows.likely has the id 300"),
     (done(number=1), "done needs rows or samples"),
     (
-        of_target(rows=ROWS, samples={"tokens": [1], "log_probabilities": [-1]})(done={"rows": 1, "samples": 1}),
+        of_target(
+            {"rows": ROWS, "samples": {"tokens": [1], "log_probabilities": [-1]}}, done={"rows": 1, "samples": 1}
+        ),
         "rows or samples",
     ),
     (done(samples={"tokens": [1], "log_probabilities": [0.5]}), "log-probability that is not at most 0"),
@@ -213,7 +191,7 @@ DRAFTER_REPLIES = [
     (drafted(tokens=[0] * (codec.MAX_LISTS + 1), with_rows=True), "the frame's tokens with rows has 65537"),
     (drafted(tokens=[1, 2], rows=ROWS), "rows has 1 rows for 2 tokens"),
     (drafted(rows=ROWS), "rows has 1 rows for 0 tokens"),
-    (of_drafter(ROWS, drafted={"tokens": [1]}), "rows has 1 rows for 0 tokens"),
+    (of_drafter({"rows": ROWS}, drafted={"tokens": [1]}), "rows has 1 rows for 0 tokens"),
     (drafted(tokens=[3], rows=ROWS), "tokens has 3, which its own row cannot give"),
     (drafted(branches=[branch(number=0)]), r"branches\[0\].number must be at least 1"),
     (drafted(branches=[branch(letters=b"")]), r"branches\[0\].letters is empty"),

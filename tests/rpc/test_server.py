@@ -16,14 +16,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, freeze_heap, serve
-from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
-from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
-from tests.rpc.linked import DESCRIPTION, SLOW, PuppetService
+from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, PuppetService, one_pass
 from tests.rpc.sessions import TargetClient
-
-OPEN = OpenTarget((1,), SamplingOptions(), None)
-AT_ONCE = Listening(grace_seconds=0)
 
 
 async def serving(address: str, service: str) -> int:
@@ -69,7 +64,7 @@ async def test_sessions_that_outlive_the_grace_period_are_ended():
     service = PuppetService()
     server = Server(TARGET, service, Listening(grace_seconds=0.1))
     async with TargetClient(await server.start()) as client, client.session(OPEN) as session:
-        await session.send(Pass(1, (SLOW,), TokenTree()))
+        await session.send(one_pass(1, SLOW))
         await asyncio.wait_for(server.drain(), 60)
         await service.wait_closed(1)
 
@@ -83,13 +78,8 @@ async def test_serving_prints_one_line_and_ends_on_a_signal(number):
     output = Output()
     server = Server(TARGET, PuppetService(), AT_ONCE)
     await asyncio.wait_for(serve(server, output), 60)
-    assert json.loads(output.getvalue()) == {
-        "ready": True,
-        "role": "target",
-        "address": server.address,
-        "model": DESCRIPTION.model,
-        "fingerprint": DESCRIPTION.fingerprint,
-    }
+    about = {"model": DESCRIPTION.model, "fingerprint": DESCRIPTION.fingerprint}
+    assert json.loads(output.getvalue()) == {"ready": True, "role": "target", "address": server.address} | about
     assert output.getvalue().count("\n") == 1
 
 

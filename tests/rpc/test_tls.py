@@ -23,13 +23,9 @@ from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.handlers import TARGET
 from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles, client_credentials
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
-from crossdraft.types.trees import TokenTree
 from tests.rpc.certificates import FUTURE, PAST, Cluster
-from tests.rpc.linked import PuppetService
+from tests.rpc.linked import OPEN, PuppetService, one_pass
 from tests.rpc.sessions import TargetClient
-
-OPEN = OpenTarget((1,), SamplingOptions(), None)
 
 
 def serving(tls: TlsFiles | None) -> Server:
@@ -106,7 +102,7 @@ async def test_a_renewed_certificate_is_served_to_new_connections_without_a_rest
         async with TargetClient(server.address, tls=credentials) as early, early.session(OPEN) as session:
             cluster.files("target", hosts=("10.1.2.3",))
             assert "not for this address" in str(await refusal(server.address, credentials))
-            assert (await session.run(Pass(1, (), TokenTree()))).number == 1  # what is open goes on
+            assert (await session.run(one_pass(1))).number == 1  # what is open goes on
         files.key.write_text("half written")
         assert "not for this address" in str(await refusal(server.address, credentials))
         cluster.files("target")
@@ -127,14 +123,14 @@ async def test_a_clients_renewed_certificate_is_shown_to_new_sessions_without_a_
             with pytest.raises(Unreachable):
                 await client.describe()
             assert client.channel is not before
-            assert (await session.run(Pass(1, (), TokenTree()))).number == 1  # what is open goes on
+            assert (await session.run(one_pass(1))).number == 1  # what is open goes on
             files.key.write_text("half written")
             with pytest.raises(Unreachable):
                 await client.describe()
             assert "the certificate was not renewed, the one before is used on: " in caplog.text
             cluster.files("orchestrator")
             assert (await client.describe()).fingerprint == "f1"
-            assert (await session.run(Pass(2, (), TokenTree()))).number == 2
+            assert (await session.run(one_pass(2))).number == 2
 
 
 async def test_a_connection_that_is_not_used_any_more_ends(cluster):
@@ -147,7 +143,7 @@ async def test_a_connection_that_is_not_used_any_more_ends(cluster):
             before, link = ref(client.channel), client._link
             cluster.files("orchestrator")
             await client.describe()
-            assert (await session.run(Pass(1, (), TokenTree()))).number == 1
+            assert (await session.run(one_pass(1))).number == 1
         await asyncio.wait([link._task])
         del session, link
         gc.collect()
@@ -166,19 +162,9 @@ async def test_a_port_that_is_open_to_others_in_plaintext_is_said(cluster, caplo
     assert ["is open to whoever can reach it" in line for line in ours] == [True] * said
 
 
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("localhost", True),
-        ("[::1]", True),
-        ("10.0.0.1", False),
-        ("node1", False),
-    ],
-)
-def test_which_hosts_are_of_this_machine_only(host, local):
-    assert Listening(host).local is local
+def test_which_hosts_are_of_this_machine_only():
+    assert all(Listening(host).local for host in ("127.0.0.1", "127.9.9.9", "localhost", "[::1]"))
+    assert not any(Listening(host).local for host in ("10.0.0.1", "node1"))
 
 
 def changed(files: TlsFiles, **contents: bytes) -> TlsFiles:

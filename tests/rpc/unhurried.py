@@ -1,5 +1,7 @@
 """Limits of gRPC's in tests that are not about them: a machine that stands still for seconds has lost no service."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from crossdraft.rpc import transport
@@ -29,3 +31,16 @@ def unhurry(monkeypatch: pytest.MonkeyPatch) -> None:
     *waits, target_seconds, lives = Patience.__init__.__defaults__
     assert waits == [5.0, 30.0]
     monkeypatch.setattr(Patience.__init__, "__defaults__", (LIMIT / 1000, 2 * LIMIT / 1000, target_seconds, lives))
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurry(monkeypatch)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unhurried_module() -> Iterator[None]:
+    """The same where services live as long as a file's tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        unhurry(patch)
+        yield

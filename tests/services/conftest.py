@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -14,26 +15,20 @@ from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.handlers import DRAFTER, TARGET
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.server import Server
 from crossdraft.target.service import TargetService
 from crossdraft.text.letters import Side
 from tests.engine.tiny import tiny_llama
-from tests.rpc.clock import Clock
+from tests.rpc.clock import clock  # noqa: F401 - a fixture, as the next one
+from tests.rpc.linked import AT_ONCE
 from tests.rpc.sessions import DrafterClient, TargetClient
-from tests.rpc.unhurried import unhurry
+from tests.rpc.unhurried import unhurried  # noqa: F401
 from tests.text.kinds import Kind, kind
-
-AT_ONCE = Listening(grace_seconds=0)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    unhurry(monkeypatch)
 
 
 @pytest.fixture
@@ -69,15 +64,14 @@ def loaded(folder: Path) -> LoadedModel:
     return load_model(LoadOptions(str(folder)))
 
 
+def running_of(model: LoadedModel, side: Side) -> Iterator[RunningModel]:
+    found = RunningModel.of(model, side, 1)
+    yield found
+    found.close()
+
+
 def running(folder: Path, side: Side) -> Iterator[RunningModel]:
-    model = RunningModel.of(loaded(folder), side, 1)
-    yield model
-    model.close()
-
-
-@pytest.fixture
-async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+    return running_of(loaded(folder), side)
 
 
 @pytest.fixture
@@ -96,10 +90,14 @@ async def target(target_model: RunningModel) -> AsyncIterator[TargetClient]:
         yield client
 
 
+@asynccontextmanager
+async def drafting(service: DrafterService) -> AsyncIterator[DrafterClient]:
+    """A client of the service, which is served for the time of the block."""
+    async with Server(DRAFTER, service, AT_ONCE) as server, DrafterClient(server.address) as client:
+        yield client
+
+
 @pytest.fixture
 async def drafter(drafter_model: RunningModel) -> AsyncIterator[DrafterClient]:
-    async with (
-        Server(DRAFTER, DrafterService(drafter_model), AT_ONCE) as server,
-        DrafterClient(server.address) as client,
-    ):
+    async with drafting(DrafterService(drafter_model)) as client:
         yield client

@@ -98,28 +98,11 @@ class FakeBackend:
 def figures(tokens: int) -> Statistics:
     """Of an output of so many tokens."""
     return Statistics(
-        method="slem",
-        num_speculative_tokens=5,
-        prompt_tokens=3,
-        tokens=tokens,
-        accepted=2,
-        corrected=1,
-        bonus=1,
-        passes=2,
-        epochs=1,
-        draft_tokens=4,
-        seconds=0.5,
-        first_token_seconds=0.125,
-        drafter_seconds=0.25,
-        target_seconds=0.25,
-        wire_seconds=0.0,
-        verification_seconds=0.001,
-        bytes_sent=100,
-        bytes_received=200,
-        drafted_at=(2, 1),
-        judged_at=(2, 1),
-        accepted_at=(2, 0),
-    )
+        method="slem", num_speculative_tokens=5, prompt_tokens=3, tokens=tokens, accepted=2, corrected=1, bonus=1,
+        passes=2, epochs=1, draft_tokens=4, seconds=0.5, first_token_seconds=0.125, drafter_seconds=0.25,
+        target_seconds=0.25, wire_seconds=0.0, verification_seconds=0.001, bytes_sent=100, bytes_received=200,
+        drafted_at=(2, 1), judged_at=(2, 1), accepted_at=(2, 0),
+    )  # fmt: skip
 
 
 ASKED = Generate(GenerationRequest("Hello"), id="r-1", model="toy")

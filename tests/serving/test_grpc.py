@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
 
 import grpc
 import pytest
@@ -15,7 +14,6 @@ from crossdraft.serving.grpc_client import Client, RemoteGeneration
 from crossdraft.serving.limits import Keys, scope_of
 from crossdraft.types.request import Chat, Message, PromptTooLongError
 from crossdraft.types.statistics import LaneFigures, Trips
-from crossdraft.v1.generation_pb2 import GenerateRequest
 from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, figures, serving
 
 Served = tuple[FakeBackend, str]
@@ -177,18 +175,6 @@ async def test_a_method_that_cannot_be_used_is_refused_before_anything_is_sent()
         for settings in ({"method": "guess"}, {"method": "tokentiming"}):
             with pytest.raises(RequestError, match=r"unknown method|allow_inexact"):
                 client.generate("Hello", **settings)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [{"ids": {}}, {"text": "x", "overlap": 7}, {"text": "x", "num_speculative_tokens": 0}, {"text": "x", "paths": 999}],
-    ids=lambda message: "-".join(message),
-)
-async def test_a_request_that_means_nothing(served: Served, message: dict[str, Any]) -> None:
-    async with grpc.aio.insecure_channel(served[1]) as channel:
-        method = channel.unary_stream("/crossdraft.v1.Generation/Generate")
-        call = method(GenerateRequest(**message).SerializeToString(), timeout=60)
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_value_that_does_not_fit_its_field_is_not_sent(served: Served) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -23,6 +22,7 @@ from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.types.messages import SamplingOptions
+from tests.conftest import FULL
 from tests.serving.fakes import ASKED, TOKENS, FakeBackend
 from tests.serving.ports import free_port
 
@@ -31,7 +31,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
 Served = tuple[FakeBackend, str]
-MALFORMED = 1000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 100
+MALFORMED = 1000 if FULL else 100
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer
-from tests.rpc.linked import DESCRIPTION, PuppetService
+from tests.rpc.linked import PuppetService
 from tests.serving.fakes import TOY, FakeBackend
 from tests.serving.http.conftest import Front, front
 from tests.serving.ports import free_port
@@ -31,16 +31,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def target(port: int | None = None) -> Server:
     """On another port each time, unless it is to come back at one."""
-    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
-    return Server(TARGET, PuppetService(description=described), Listening(port=port or free_port(), grace_seconds=0))
+    service = PuppetService(description=kind("gpt2").described())
+    return Server(TARGET, service, Listening(port=port or free_port(), grace_seconds=0))
 
 
 def other_model() -> PuppetService:
     """A target of another vocabulary, which could be used as well if it were the first to answer."""
-    other = kind("llama2")
-    return PuppetService(
-        description=replace(DESCRIPTION, fingerprint="f2", tokenizer_json=other.json, vocabulary_size=other.size)
-    )
+    return PuppetService(description=kind("llama2").described())
 
 
 def port_of(server: Server) -> int:
@@ -93,7 +90,7 @@ async def test_targets_that_go_and_come_back() -> None:
 async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() -> None:
     port = free_port()
     drafters = (NamedDrafter("small", (f"127.0.0.1:{port}",)), NamedDrafter("none yet", ()))
-    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
+    described = kind("gpt2").described()
 
     async def shown(*lines: str) -> None:
         while (found := (await served.http.get("/ready")).json().get("detail", [])) != [
@@ -115,25 +112,6 @@ async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() ->
             async with Server(DRAFTER, PuppetService(description=other), Listening(port=port, grace_seconds=0)):
                 while "small: not used: the tokenizer of the drafter" not in await becomes(served, 200):
                     pass
-
-
-async def test_a_target_that_comes_back_with_another_model_is_ready_only_where_it_is_alone() -> None:
-    first, second = target(), target()
-    await first.start()
-    await second.start()
-    async with (
-        LocalBackend(LocalModel("demo", (first.address, second.address))) as outputs,
-        front(outputs) as served,
-        asyncio.timeout(60),
-    ):
-        await first.drain()
-        async with Server(TARGET, other_model(), Listening(port=port_of(first), grace_seconds=0)):
-            while "1 of 2 not used: serves" not in (text := await becomes(served, 200)):
-                pass
-            assert first.address not in text
-            await second.drain()
-            assert "no target of demo can be reached any more" in (text := await becomes(served, 503))
-            assert "demo: targets: 2 of 2 " in text
 
 
 async def test_targets_that_differ_from_the_start_have_answered() -> None:

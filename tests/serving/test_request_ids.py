@@ -9,14 +9,13 @@ from crossdraft.client import GenerationRequest, Overlap
 from crossdraft.config.service import LogFormat
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.target.service import ServeTarget, target_server
+from tests.rpc.linked import AT_ONCE
 from tests.serving.exposed import samples, value
 
-AT_ONCE = Listening(grace_seconds=0)
 # In lock-step the output waits for its drafter, however late that is.
 REQUEST = OutputRequest("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True, overlap=Overlap.OFF))
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -15,21 +14,22 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel, Field
 
-from crossdraft.client import GenerationRequest, Grammar, Overlap, Pipeline, RequestError, SamplingOptions, api, connect
+from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, api, connect
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.server import Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.grpc_client import Client
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
+from tests.client.together import ended
 from tests.endtoend.reference import Reference
+from tests.rpc.linked import AT_ONCE
 from tests.serving.http.conftest import MESSAGES, Front, front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-AT_ONCE = Listening(grace_seconds=0)
 MAX = 8  # outputs at once
 PROMPT = "def main("
 TOKENS = 16
@@ -54,10 +54,7 @@ class Stack:
     async def text(self, prompt: str = PROMPT, **settings: Any) -> str:
         """What the pipeline makes; greedy unless there is a seed."""
         request = replace(SEEDED if "seed" in settings else GREEDY, prompt=prompt, **settings)
-        async with self.direct.run(request) as generation:
-            async for _ in generation:
-                pass
-            return generation.text
+        return (await ended(self.direct.run(request))).text
 
     async def complete(self, **settings: Any) -> openai.types.Completion:
         """A whole reply of the HTTP front; greedy unless there is a seed, and without a drafter unless one is named."""
@@ -117,17 +114,6 @@ async def test_seeded_choices_differ_and_repeat(stack: Stack) -> None:
     assert streamed == texts
 
 
-async def test_an_output_goes_on_after_what_was_delivered(stack: Stack) -> None:
-    async with stack.client.run(SEEDED) as whole:
-        async for _ in whole:
-            pass
-    async with stack.client.run(replace(SEEDED, committed=tuple(whole.ids[:10]))) as rest:
-        async for _ in rest:
-            pass
-    assert rest.ids == whole.ids[10:]
-    assert whole.text.endswith(rest.text)
-
-
 async def test_token_ids_and_chats_as_prompts(stack: Stack) -> None:
     ids = list(stack.direct.models.tokenization.encode_prompt(PROMPT))
     wanted = await stack.text(max_tokens=8)
@@ -165,10 +151,6 @@ class Point(BaseModel):
     tags: list[Literal["a", "b"]] = Field(max_length=3)
 
 
-def as_schema(schema: dict[str, Any]) -> Any:
-    return {"type": "json_schema", "json_schema": {"name": "point", "strict": True, "schema": schema}}
-
-
 @pytest.mark.parametrize("drafter", ["none", "b"])
 async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) -> None:
     """Whole, parsed and streamed; with log-probabilities, which are those of what may be written."""
@@ -179,10 +161,11 @@ async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) 
     assert parsed.choices[0].finish_reason == "stop"
     assert isinstance(point := parsed.choices[0].message.parsed, Point)
     assert point == Point.model_validate_json(parsed.choices[0].message.content or "")
-    shape = as_schema(Point.model_json_schema())
+    form = {"name": "point", "strict": True, "schema": Point.model_json_schema()}
+    shape: Any = {"type": "json_schema", "json_schema": form}
     chunks = [chunk async for chunk in await chat.create(**asked, response_format=shape, stream=True)]
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    assert Point.model_validate_json("".join(pieces)) == Point.model_validate_json(pieces_of(parsed))
+    assert Point.model_validate_json("".join(pieces)) == point
     async with chat.stream(**asked, response_format=Point) as stream:
         assert (await stream.get_final_completion()).choices[0].message.parsed
     done = await chat.create(**asked, response_format=shape, logprobs=True, top_logprobs=20)
@@ -190,68 +173,6 @@ async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) 
         assert 0 < len(token.top_logprobs) <= 20
         assert sum(math.exp(one.logprob) for one in token.top_logprobs) <= 1 + 1e-5
         assert token.logprob > -9999
-
-
-def pieces_of(parsed: Any) -> str:
-    return str(parsed.choices[0].message.content)
-
-
-@pytest.mark.parametrize("drafter", ["none", "b"])
-async def test_a_loop_of_five_tool_calls_by_openais_client(stack: Stack, drafter: str) -> None:
-    """As an agent makes them; a model of any kind can, as the calls are constrained."""
-    chat, said = stack.front.openai.chat.completions, list[Any](MESSAGES)
-    asked: Any = {"model": "demo", "max_completion_tokens": 200, "extra_body": {"speculative": {"drafter": drafter}}}
-    asked["tools"] = [openai.pydantic_function_tool(Point, name=name) for name in ("move", "draw")]
-    for turn in range(5):
-        choice: Any = "required" if turn % 2 else {"type": "function", "function": {"name": "draw"}}
-        given = asked | {"messages": said, "tool_choice": choice, "seed": turn, "parallel_tool_calls": False}
-        if turn < 3:  # a call that is forced by its name, and one of several: both ways are had in both forms
-            answer = await chat.parse(**given)
-        else:
-            async with chat.stream(**given) as stream:
-                answer = await stream.get_final_completion()
-        (call,) = answer.choices[0].message.tool_calls or ()
-        assert answer.choices[0].finish_reason == "tool_calls"
-        assert call.function.name in (["move", "draw"] if turn % 2 else ["draw"])
-        assert isinstance(call.function.parsed_arguments, Point)
-        assert call.function.parsed_arguments == Point.model_validate_json(call.function.arguments)
-        result = {"role": "tool", "tool_call_id": call.id, "content": f"{turn} was done"}
-        said += [answer.choices[0].message.to_dict(), result]
-    final = await chat.create(
-        **asked | {"messages": said, "tool_choice": "none", "seed": 1, "max_completion_tokens": 5}
-    )
-    assert final.choices[0].message.content
-
-
-async def test_structured_outputs_by_vllms_names(stack: Stack) -> None:
-    """As vLLM's documentation shows them."""
-    for body, pattern in (
-        ({"structured_outputs": {"choice": ["positive", "negative"]}}, "positive|negative"),
-        ({"structured_outputs": {"regex": r"[a-z]{1,5}@[a-z]{1,5}\.com\n"}, "stop": ["\n"]}, r"[a-z]+@[a-z]+\.com"),
-        ({"guided_grammar": 'root ::= "SELECT " ("col_1" | "col_2")'}, "SELECT col_[12]"),
-        (
-            {"structured_outputs": {"json": Point.model_json_schema()} | {"disable_any_whitespace": True}},
-            r'\{"name":"abc?".*',
-        ),
-    ):
-        done = await stack.complete(seed=3, max_tokens=64, extra_body=DRAFTED | body)
-        assert re.fullmatch(pattern, done.choices[0].text), done
-        assert done.choices[0].finish_reason == "stop"
-
-
-async def test_a_schema_that_cannot_be_served_is_refused_before_anything_is_made(stack: Stack) -> None:
-    schema = {"json": {"not": {"type": "string"}}}
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match=r"Grammar error: .*Unimplemented keys") as refused:
-            await stack.complete(stream=stream, extra_body={"structured_outputs": schema})
-        assert refused.value.param == "structured_outputs"
-    bad = replace(GREEDY, options=SamplingOptions(grammar=Grammar.regex("(")))
-    with pytest.raises(RequestError, match=r"Grammar error: .*unclosed group"):
-        async with stack.client.run(bad) as generation:
-            await anext(generation)
-    good = replace(GREEDY, options=SamplingOptions(0, grammar=Grammar.choice(["yes", "no"])), ignore_eos=False)
-    async with stack.client.run(good) as generation:
-        assert "".join([token.text async for token in generation]) in ("yes", "no")
 
 
 async def endless(stack: Stack, n: int) -> openai.AsyncStream[openai.types.Completion]:
@@ -306,68 +227,9 @@ async def test_the_tokenizer_is_the_targets(stack: Stack) -> None:
     assert (tuple(extra["prompt_token_ids"]), len(extra["token_ids"])) == (ids, 6)
 
 
-async def test_a_prompt_that_cannot_fit_is_refused_in_vllms_words(stack: Stack) -> None:
-    wanted = r"This model's maximum context length is 1024 tokens. However, your request has 3000000 bytes"
-    with pytest.raises(openai.BadRequestError, match=wanted) as refused:
-        await stack.complete(prompt="x" * 3_000_000)
-    assert refused.value.code == "context_length_exceeded"
-
-
-async def greedy_ids(stack: Stack, **settings: Any) -> list[int]:
-    async with stack.direct.run(replace(GREEDY, **settings)) as generation:
-        return [token.id async for token in generation]
-
-
 @pytest.fixture(scope="module")
 def reference() -> Reference:
     return Reference("target")
-
-
-async def test_an_output_ends_after_ids_and_at_strings_but_not_too_early(stack: Stack, reference: Reference) -> None:
-    ids, whole = await greedy_ids(stack), await stack.text()
-    place = next(at for at in range(4, TOKENS) if ids[at] not in ids[:at])
-    before, after = (reference.tokenizer.decode(ids[:end]) for end in (place, place + 1))
-    assert after == whole[: len(after)]
-    for kept, text in ((False, before), (True, after)):
-        body = {"stop_token_ids": [ids[place]], "include_stop_str_in_output": kept}
-        asked = await stack.complete(extra_body=body, stream=kept)
-        chunks = [chunk async for chunk in asked] if kept else [asked]
-        assert "".join(chunk.choices[0].text for chunk in chunks) == text
-        assert chunks[-1].choices[0].finish_reason == "stop"
-    stop = whole[10:14]
-    for kept in (False, True):
-        done = await stack.complete(stop=[stop, "never written"], extra_body={"include_stop_str_in_output": kept})
-        assert done.choices[0].text == whole[: whole.index(stop) + len(stop) * kept]
-    for body in ({"stop_token_ids": ids}, {"stop": list(set(whole))[:16]}):
-        done = await stack.complete(extra_body=body | {"min_tokens": 9})
-        assert done.usage.completion_tokens >= 9
-
-
-async def test_ids_and_words_that_are_not_written(stack: Stack, reference: Reference) -> None:
-    ids, whole = await greedy_ids(stack), await stack.text()
-    word = max(map(reference.tokenizer.decode, ids), key=lambda text: text.strip().isalpha() * len(text))
-    for body in ({"bad_words": [word]}, {"frequency_penalty": 2, "presence_penalty": -0.5}):
-        choice = (await stack.complete(extra_body=body, logprobs=0)).choices[0]
-        assert choice.text != whole
-        assert "bad_words" not in body or word not in (choice.logprobs.tokens or ())
-    allowed = sorted(set(ids))[::2]
-    done = await stack.complete(extra_body={"allowed_token_ids": allowed}, temperature=1, seed=3, logprobs=0)
-    logprobs = done.choices[0].logprobs
-    assert set(logprobs.tokens or ()) <= {reference.tokenizer.decode([token]) for token in allowed}
-
-
-async def test_the_last_tokens_of_a_prompt(stack: Stack, reference: Reference) -> None:
-    prompt = "import os\n\n" + PROMPT
-    last = reference.encode(prompt)[-3:]
-    for asked in (prompt, reference.encode(prompt)):
-        done = await stack.complete(prompt=asked, extra_body={"truncate_prompt_tokens": 3, "return_token_ids": True})
-        assert done.choices[0].text == await stack.text(tuple(last))
-        assert (done.choices[0].model_extra or {})["prompt_token_ids"] == last
-        assert done.usage.prompt_tokens == 3
-    fitting = {"truncate_prompt_tokens": -1, "return_token_ids": True}
-    long = await stack.complete(prompt="word " * 2000, max_tokens=2, extra_body=fitting)
-    assert long.usage.total_tokens == stack.direct.models.context
-    assert len((long.choices[0].model_extra or {})["prompt_token_ids"]) == long.usage.prompt_tokens
 
 
 LONG = "class Point:\n    def __init__(self, x, y):\n" * 9  # more than one piece of a prompt that is scored
@@ -474,21 +336,6 @@ async def test_log_probabilities_of_a_prompt_as_in_vllm(stack: Stack, reference:
         one[str(token.id)]["rank"]
         for token, one in zip(read[1:], (done.choices[0].model_extra or {})["prompt_logprobs"][1:], strict=True)
     ]
-
-
-@pytest.mark.parametrize(
-    ("body", "complaint"),
-    [
-        ({"allowed_token_ids": [10**6]}, "allowed_token_ids names id 1000000"),
-        ({"stop_token_ids": [10**6]}, "stop_token_ids names id 1000000"),
-        ({"truncate_prompt_tokens": 10**6}, "is greater than max_model_len"),
-        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}, "may leave no id to draw"),
-    ],
-)
-async def test_what_no_target_could_do_is_refused(stack: Stack, body: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=complaint) as refused:
-        await stack.complete(extra_body=body)
-    assert refused.value.param in body
 
 
 async def test_what_grows_with_a_request_is_made_once_for_all_its_choices_beside_the_loop(stack, monkeypatch):

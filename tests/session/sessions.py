@@ -21,13 +21,26 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.rules import TRANSITIONS, DrafterState, LaneState, admits
 from crossdraft.session.session import Session
+from crossdraft.speculation.choice import Choice
 from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Sample, Score
 from crossdraft.types.rows import DraftToken, Row
-from crossdraft.verification.methods import SLRS, TLI, Method
+from crossdraft.verification.methods import SLEM, SLRS, TLI, Method
 from tests.ports import assignment, toys
+from tests.tables import ToyTarget
+from tests.verification.scheduling import InTurn, Turns
 
 T = TypeVar("T")
 TARGET, DRAFTER = 1, 2  # lanes, as they are opened first
+WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
+
+
+def begun(
+    *choices: Choice, method: Method = SLEM, waits: bool = False, unwanted: int = 0, **changes: object
+) -> tuple[Session, Turns, list[Command]]:
+    """A session that has begun and makes these choices in turn, its controller, and its first commands."""
+    controller = InTurn(choices, waits_for_drafter=waits, unwanted=unwanted).fresh()
+    session = Session(assignment(method, controller=controller, **changes))
+    return session, controller, session.start(0.0)
 
 
 def started() -> Session:
@@ -77,8 +90,7 @@ def scoring() -> tuple[Session, Score]:
     two = (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0)))
     drafted = Drafted(1, two, 0.0, "it stands aside")
     sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 0.0))
-    whole = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
-    score = only(Score, session.handle(Replied(TARGET, PassDone(1, (whole,) * (1 + len(sent.tree)), 0.0)), 0.0))
+    score = only(Score, session.handle(Replied(TARGET, PassDone(1, (WHOLE,) * (1 + len(sent.tree)), 0.0)), 0.0))
     return session, score
 
 
@@ -104,6 +116,16 @@ def emitted(out: Iterable[object]) -> list[Emitted]:
 def end(out: list[Command]) -> Finished:
     assert isinstance(out[-1], Finished)
     return out[-1]
+
+
+def played(session: Session, out: list[Command], target: ToyTarget) -> list[Command]:
+    """All that follows where only the target is left, the commands before first."""
+    found, waiting = list(out), list(requests(out))
+    while waiting:
+        more = session.handle(Replied(TARGET, target.run(waiting.pop(0))), 32.0)
+        waiting += requests(more)
+        found += more
+    return found
 
 
 def snapshot(session: Session) -> str:

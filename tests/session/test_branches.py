@@ -138,13 +138,18 @@ def test_another_drafter_numbers_its_branches_from_one() -> None:
     assert session.drafter.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1, 9) == ""
 
 
-def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal() -> None:
-    """The draft "a" is refused for "b", and the tree has "a" after it; the draft's own fate is what is told."""
+def over_a_tree() -> tuple[Session, Turns, Drafted, Pass]:
+    """A session whose first pass is over a draft "a" and a branch "b", "a"."""
     controller = InTurn((Choice(1, 1, overlap=False, tree_nodes=3),), waits_for_drafter=True).fresh()
     session = Session(assignment(SLEM, controller=controller))
     opened(session)
     drafted = Drafted(1, (DraftToken(0),), 0.0, branches=(Branch(1, 0, Letters("b"), (0,)),))
-    sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 1.0))
+    return session, controller, drafted, only(Pass, session.handle(Replied(DRAFTER, drafted), 1.0))
+
+
+def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal() -> None:
+    """The draft "a" is refused for "b", and the tree has "a" after it; the draft's own fate is what is told."""
+    session, controller, drafted, sent = over_a_tree()
     assert set(sent.tree.paths()) == {(), (0,), (1,), (1, 0)}
     draws = {(): 1, (0,): 0, (1,): 0, (1, 0): 1}
     samples = tuple(Sample(draws[path], -0.5) for path in sent.tree.paths())
@@ -163,11 +168,7 @@ def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal()
 
 def test_the_drafter_is_told_the_targets_states_of_what_was_committed() -> None:
     """Not those of the path that the output did not take, and each once."""
-    controller = InTurn((Choice(1, 1, overlap=False, tree_nodes=3),), waits_for_drafter=True).fresh()
-    session = Session(assignment(SLEM, controller=controller))
-    opened(session)
-    drafted = Drafted(1, (DraftToken(0),), 0.0, branches=(Branch(1, 0, Letters("b"), (0,)),))
-    sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 1.0))
+    session, _, _, sent = over_a_tree()
     paths = [*sent.tree.paths()]
     samples = tuple(Sample({(): 1, (0,): 0, (1,): 2, (1, 0): 1}[path], -0.5) for path in paths)
     states = HiddenStates((0, 1, 2, 3), b"".join(bytes((node, 0)) for node in range(4)))

@@ -1,6 +1,5 @@
 """Outputs that go on where an earlier session was lost: nothing is lost, doubled or changed."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from crossdraft.types.request import GenerationRequest, RequestError
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
 from tests.clock import Stage
+from tests.conftest import FULL
 from tests.ports import MemoryDrafter, MemoryTarget, asking, assignment, services_of, toys
 from tests.session.test_resolution import models
 from tests.tables import ToyTarget, autoregressive_distribution
@@ -29,7 +29,6 @@ from tests.verification.test_seeded_distribution import LENGTH, Runs
 from tests.verification.toys import EXACT, NESTED, SAME, TOYS, Toy
 from tests.vocabularies import pair_of
 
-FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 CONTROLLERS: dict[str, Controller] = {
     "lock-step": lock_step(3),
     "overlapped": Fixed(Choice(max_draft_tokens=6, min_draft_tokens=2)),

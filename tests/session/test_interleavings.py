@@ -3,7 +3,6 @@
 Whatever they do, what was emitted stays, and the end comes.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -30,6 +29,7 @@ from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, SLRS, TLI, UNION, Method
 from tests.clock import Stage
+from tests.conftest import FULL
 from tests.ports import LETTERS, assignment
 from tests.session.sessions import Followed, snapshot
 from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
@@ -197,13 +197,13 @@ class Interleaving:
             self._perhaps(Ready(lane))
 
     def _lose(self) -> None:
-        lane = self._pick([*self.stage.opening, *self.stage.drafters])
-        if lane is not None:
-            self.stage.lose(lane)
+        self._lose_one(*self.stage.opening, *self.stage.drafters)
 
     def _lose_rarely(self) -> None:
-        lane = self._pick(list(self.stage.targets))
-        if lane is not None:
+        self._lose_one(*self.stage.targets)
+
+    def _lose_one(self, *lanes: Lane) -> None:
+        if (lane := self._pick([*lanes])) is not None:
             self.stage.lose(lane)
 
     def _cancel(self) -> None:
@@ -220,7 +220,7 @@ class Interleaving:
             assert snapshot(self.stage.session) == before
 
 
-EXAMPLES = 10_000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 150
+EXAMPLES = 10_000 if FULL else 150
 LENGTH = 16  # tokens
 PAIR = pair_of(LETTERS, ("a", "b", "ba"))
 WINDOWS = st.integers(1, 5)
@@ -228,24 +228,15 @@ CHOICES = st.one_of(
     st.builds(lambda run: replace(PLAIN, run=run), st.sampled_from([1, 2, 3, 5, LONG_RUN])),  # short ones go on
     st.builds(lambda k: Choice(k, k, overlap=False), WINDOWS),
     st.builds(
-        lambda window, wait, patience, depth, width, chunk, speculate, review: Choice(
-            window,
-            min(window, wait),
-            patience=patience,
-            branch_depth=depth,
-            branch_width=width,
-            chunk=chunk,
-            speculate=speculate,
-            review_after=review,
-        ),
+        lambda window, wait, **more: Choice(window, min(window, wait), **more),
         WINDOWS,
         st.integers(0, 2),
-        st.sampled_from([0.0, 0.5, 30.0]),
-        st.integers(0, 2),
-        st.integers(1, 2),
-        st.integers(1, 3),
-        st.booleans(),
-        st.integers(0, 3),
+        patience=st.sampled_from([0.0, 0.5, 30.0]),
+        branch_depth=st.integers(0, 2),
+        branch_width=st.integers(1, 2),
+        chunk=st.integers(1, 3),
+        speculate=st.booleans(),
+        review_after=st.integers(0, 3),
     ),
 )
 LOCK_STEP = st.builds(lambda k: Choice(k, k, overlap=False), WINDOWS)

@@ -32,6 +32,7 @@ from tests.text.kinds import kind
 GREEDY = SamplingOptions(temperature=0)
 SHARED = [name for name, method in METHODS.items() if method.shared_only or method.same_vocabulary]
 INEXACT = [name for name, method in METHODS.items() if not method.exact]
+ALLOWED = {"allow_inexact": True}
 UNSEEDABLE = [name for name, method in METHODS.items() if method.exact and not method.seedable]
 
 
@@ -40,21 +41,17 @@ def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> 
     return Models.of(about, other)
 
 
-@pytest.mark.parametrize("method", INEXACT)
-@pytest.mark.parametrize("options", [GREEDY, SamplingOptions()])
-def test_an_inexact_method_must_be_allowed(method: str, options: SamplingOptions) -> None:
-    request = GenerationRequest("x", method=method, options=options)
-    with pytest.raises(RequestError, match=r"not have the target's distribution.*allow it with allow_inexact"):
+@pytest.mark.parametrize(
+    ("method", "asked", "complaint", "change"),
+    [(one, {}, "not have the target's distribution.*allow it with allow_inexact", ALLOWED) for one in INEXACT]
+    + [(one, {"options": GREEDY}, "not have the target's distribution", ALLOWED) for one in INEXACT]
+    + [(one, {"seed": 1}, "depends on timing.*use the method 'seeded'", {"options": GREEDY}) for one in UNSEEDABLE],
+)
+def test_an_inexact_method_must_be_allowed_and_a_seed_needs_one_that_takes_it(method, asked, complaint, change):
+    request = GenerationRequest("x", method=method, **asked)
+    with pytest.raises(RequestError, match=complaint):
         resolve(request, models())
-    assert requested_method(replace(request, allow_inexact=True)) is METHODS[method]
-
-
-@pytest.mark.parametrize("method", UNSEEDABLE)
-def test_a_seed_needs_a_method_that_takes_one_unless_greedy(method: str) -> None:
-    request = GenerationRequest("x", method=method, seed=1)
-    with pytest.raises(RequestError, match=r"depends on timing.*use the method 'seeded'"):
-        resolve(request, models())
-    assert requested_method(replace(request, options=GREEDY)) is METHODS[method]
+    assert requested_method(replace(request, **change)) is METHODS[method]
 
 
 OWN = SamplingDefaults(0.0, 20, 0.8, 0.1, 1.05, 700, 900)

@@ -31,6 +31,7 @@ from tests.clock import GONE
 from tests.session.sessions import (
     DRAFTER,
     TARGET,
+    WHOLE,
     Followed,
     assignment,
     drafting,
@@ -43,8 +44,6 @@ from tests.session.sessions import (
 )
 from tests.session.test_interleavings import life
 from tests.verification.toys import row_of
-
-WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 WAITING: dict[str, tuple[Callable[[], Session], set[str]]] = {
     "new": (lambda: Session(assignment()), set()),
@@ -77,7 +76,7 @@ def events() -> dict[str, Event]:
         "drafter ready": Ready(DRAFTER),
         "draft_tokens": Replied(DRAFTER, Drafted(1, three, 0.0)),
         "pass": Replied(TARGET, PassDone(1, nodes, 0.0)),
-        "row": Replied(TARGET, RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3])))),
+        "row": Replied(TARGET, RowFetched(1, 0, WHOLE)),
         "scores": Replied(DRAFTER, Scored(1, np.array([0.5]), 0.0)),
         "a pass that was not asked for": Replied(TARGET, PassDone(2, nodes, 0.0)),
         "a pass without its nodes": Replied(TARGET, PassDone(1, (), 0.0)),

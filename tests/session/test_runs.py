@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from crossdraft.session.events import IllegalEventError, Lost, Open, Ready, Reason, Replied
@@ -10,21 +9,17 @@ from crossdraft.session.session import Session
 from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, PassSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Draft, OpenDrafter, OpenTarget, Pass, PassDone, RunTo, Sample
-from crossdraft.types.rows import Row
-from crossdraft.verification.methods import SLEM, TLI
+from crossdraft.verification.methods import TLI
 from tests.clock import GONE
 from tests.ports import LETTERS, assignment
-from tests.session.sessions import DRAFTER, TARGET, alone, emitted, end, only, requests, tokens_of, told
+from tests.session.sessions import DRAFTER, TARGET, WHOLE, alone, begun, emitted, end, only, requests, tokens_of, told
 from tests.verification.scheduling import InTurn, Turns
 from tests.vocabularies import pair_of
-
-WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 
 def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
     """A drafter that opens meanwhile needs the row that follows its first draft token."""
-    session = Session(assignment(TLI, controller=InTurn((Choice(2, 1),)).fresh()))
-    session.start(0.0)
+    session, *_ = begun(Choice(2, 1), method=TLI)
     sent = only(Pass, session.handle(Ready(TARGET), 0.0))
     assert not sent.draws
     with pytest.raises(IllegalEventError, match="pass 1 with 1 answers"):
@@ -102,7 +97,7 @@ def test_another_target_that_is_open_goes_on_at_once() -> None:
         PassDone(1, (), 0.0, more=True),
         PassDone(1, (Sample(0, 0.0),) * 13, 0.0),  # twelve were asked for
         PassDone(1, (Sample(0, 0.0),) * 12, 0.0, more=True),  # none can follow
-        PassDone(1, (Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3])),), 0.0, more=True),
+        PassDone(1, (WHOLE,), 0.0, more=True),
         PassDone(2, (Sample(0, 0.0),), 0.0, more=True),
         PassDone(1, (Sample(0, 0.0),), 0.0, more=True, first=1),
     ],
@@ -119,9 +114,7 @@ def test_answers_that_no_run_has(wrong: PassDone) -> None:
 
 
 def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -> None:
-    controller = InTurn((PLAIN,)).fresh()
-    session = Session(assignment(SLEM, controller=controller, max_tokens=90))
-    session.start(0.0)
+    session, *_ = begun(PLAIN, max_tokens=90)
     session.handle(Lost(DRAFTER, GONE), 0.0)
     only(Pass, session.handle(Ready(TARGET), 0.0))
     assert requests(session.handle(Ready(DRAFTER + 1), 1.0)) == []
@@ -129,9 +122,8 @@ def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -
 
 
 def test_a_drafter_is_opened_once_the_controller_wants_one() -> None:
-    controller = InTurn((Choice(2, 2, overlap=False),), unwanted=2).fresh()
-    session = Session(assignment(SLEM, controller=controller, max_tokens=90))
-    assert [type(one.request) for one in session.start(0.0) if isinstance(one, Open)] == [OpenTarget]
+    session, _, first = begun(Choice(2, 2, overlap=False), unwanted=2, max_tokens=90)
+    assert [type(one.request) for one in first if isinstance(one, Open)] == [OpenTarget]
     assert only(Pass, session.handle(Ready(TARGET), 0.0)).run == LONG_RUN
     out = session.handle(told(*[1] * 16), 1.0)
     assert requests(out) == [RunTo(1, 64)]
@@ -144,8 +136,7 @@ def test_a_drafter_is_opened_once_the_controller_wants_one() -> None:
 
 
 def test_a_drafter_that_opens_ends_a_long_run_if_the_controller_wants_to_decide_sooner() -> None:
-    session = Session(assignment(SLEM, controller=InTurn((replace(PLAIN, run=2),)).fresh(), max_tokens=90))
-    session.start(0.0)
+    session, *_ = begun(replace(PLAIN, run=2), max_tokens=90)
     assert only(Pass, session.handle(Ready(TARGET), 0.0)).run == LONG_RUN
     assert requests(session.handle(Ready(DRAFTER), 1.0)) == [RunTo(1, 0)]
     assert only(Pass, session.handle(told(1, more=False), 2.0)).run == 2
@@ -154,9 +145,7 @@ def test_a_drafter_that_opens_ends_a_long_run_if_the_controller_wants_to_decide_
 @pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])
 def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
     """It is chosen once, and forgotten if there is no drafter any more."""
-    controller = InTurn((replace(PLAIN, run=4), Choice(3, 3, overlap=False)), waits_for_drafter=True).fresh()
-    session = Session(assignment(SLEM, controller=controller, max_tokens=50))
-    session.start(0.0)
+    session, *_ = begun(replace(PLAIN, run=4), Choice(3, 3, overlap=False), waits=True, max_tokens=50)
     session.handle(Ready(TARGET), 0.0)
     sent = only(Pass, session.handle(Ready(DRAFTER), 0.0))
     assert sent.run == 4

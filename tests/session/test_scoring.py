@@ -9,7 +9,7 @@ from crossdraft.types.messages import Draft, Pass, Score, Scored
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLRS
 from tests.clock import GONE
-from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, end, only, requests, scoring, toys
+from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, end, only, played, requests, scoring, toys
 
 
 def scored(epoch: int, *probabilities: float) -> Replied:
@@ -27,14 +27,7 @@ def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:
 
 def after_scoring(session: Session, first: Event) -> tuple[list[object], Finished]:
     """Plays on without a drafter after an event that came instead of scores."""
-    target, _ = toys(SLRS)
-    out = session.handle(first, 31.0)
-    waiting = list(requests(out))
-    while waiting:
-        request = waiting.pop(0)
-        more = session.handle(Replied(TARGET, target.run(request)), 32.0)
-        waiting += requests(more)
-        out += more
+    out = played(session, session.handle(first, 31.0), toys(SLRS)[0])
     return list(out), end(out)
 
 

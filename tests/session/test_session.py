@@ -8,20 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from crossdraft.session.events import (
-    Close,
-    Command,
-    Emitted,
-    Event,
-    Expired,
-    Lost,
-    Open,
-    Ready,
-    Reason,
-    Replied,
-    Send,
-    Timer,
-)
+from crossdraft.session.events import Close, Command, Event, Expired, Lost, Open, Ready, Reason, Replied, Send, Timer
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, arms_for, lock_step
@@ -41,12 +28,11 @@ from tests.session.sessions import (
     only,
     opened,
     passing,
+    played,
     requests,
     started,
     toys,
 )
-
-WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 
 def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
@@ -66,13 +52,7 @@ def test_without_its_drafter_the_session_decodes_plainly(lost: Event) -> None:
     assert session.counts.drafters_lost == 1
     assert isinstance(lost, Lost) or out[0] == Close(DRAFTER, "no answer within 30 s")
     assert [command.lane for command in out if isinstance(command, Open)] == [DRAFTER + 1]  # it is tried again
-    target, _ = toys()
-    tokens: list[Emitted] = []
-    while session.state is not State.DONE:
-        out = session.handle(Replied(TARGET, target.run(sent)), 32.0)
-        tokens += emitted(out)
-        (sent,) = requests(out) or [sent]
-    assert len(tokens) == 12
+    assert len(emitted(played(session, out, toys()[0]))) == 12
     assert session.handle(Replied(DRAFTER, Drafted(1, (), 0.0)), 33.0) == []
 
 

@@ -27,8 +27,8 @@ from crossdraft.types.trees import TokenTree
 from crossdraft.verification.methods import TLI
 from crossdraft.verification.walk import NeedRow
 from tests.clock import GONE
-from tests.session.sessions import TARGET, assignment, emitted, requests
-from tests.verification.scheduling import InTurn, Turns
+from tests.session.sessions import TARGET, assignment, begun, emitted, requests
+from tests.verification.scheduling import Turns
 from tests.verification.toys import row_of
 
 ONES = Row.certain(1)
@@ -36,9 +36,8 @@ ONES = Row.certain(1)
 
 def passing(choice: Choice, targets: int = 1) -> tuple[Session, Turns, Pass]:
     """A pass left when one draft token, id 1, was known; the drafter goes on."""
-    controller = InTurn((choice,), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, controller=controller, targets=targets, max_tokens=9))
-    lanes = [command.lane for command in session.start(0.0) if isinstance(command, Open)]
+    session, controller, first = begun(choice, method=TLI, waits=True, targets=targets, max_tokens=9)
+    lanes = [command.lane for command in first if isinstance(command, Open)]
     for lane in lanes:
         session.handle(Ready(lane), 1.0)
     out = session.handle(Replied(lanes[-1], drafted(0)), 2.0)
@@ -91,9 +90,8 @@ def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
 
 def test_it_waits_for_as_many_more_draft_tokens_as_any_pass() -> None:
     """One that left at each draft token would be back no sooner than the pass after the first."""
-    controller = InTurn((Choice(6, 2, speculate=True),), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, controller=controller, targets=2, max_tokens=9))
-    for lane in [command.lane for command in session.start(0.0) if isinstance(command, Open)]:
+    session, _, first = begun(Choice(6, 2, speculate=True), method=TLI, waits=True, targets=2, max_tokens=9)
+    for lane in [command.lane for command in first if isinstance(command, Open)]:
         session.handle(Ready(lane), 1.0)
     left = []
     for place in range(4):
@@ -134,8 +132,8 @@ def test_a_lost_target_takes_its_pass_along() -> None:
 
 
 def test_a_lane_that_nobody_can_have_leaves_those_that_are_being_opened() -> None:
-    session = Session(assignment(TLI, targets=2, controller=InTurn((Choice(2, 1),)).fresh()))
-    first, second = [command.lane for command in session.start(0.0) if isinstance(command, Open)][:2]
+    session, _, commands = begun(Choice(2, 1), method=TLI, targets=2)
+    first, second = [command.lane for command in commands if isinstance(command, Open)][:2]
     (timer,) = session.handle(Lost(second, GONE, elsewhere=False), 1.0)
     assert timer.timer is Timer.TARGET  # there is a deadline for the other
     session.handle(Ready(first), 2.0)

@@ -38,8 +38,8 @@ from tests.engine.gathering import nothing
 from tests.engine.taped import waits
 from tests.rpc.clock import Clock
 from tests.rpc.linked import Direct, Heard, Noted
+from tests.rpc.sessions import ServiceSession as ClientSession
 from tests.rpc.sessions import TargetClient
-from tests.rpc.sessions import TargetSession as ClientSession
 from tests.services.conftest import AT_ONCE
 from tests.target.talking import PROMPT, Talk
 

@@ -94,6 +94,10 @@ class Kind:
         return Tokenization(self.json, self.vocabulary(side))
 
 
+Made = tuple[Tokenizer, str, str]  # and what begins and ends a text
+MARKS = "<s>", "</s>"
+
+
 def _finished(name: str, tokenizer: Tokenizer, begin: str, end: str) -> Kind:
     nameless = "<|fill_in|>"
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (begin, end, nameless)])
@@ -119,16 +123,8 @@ def _byte_level(before: pre_tokenizers.PreTokenizer, *special: str, size: int) -
     return tokenizer
 
 
-def gpt2() -> Kind:
-    tokenizer = _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), size=450)
-    return _finished("gpt2", tokenizer, "<|endoftext|>", "<|im_end|>")
-
-
-def prefixed_gpt2() -> Kind:
-    """Byte-level with a prefix space, as some RoBERTa-like tokenizers are."""
-    return _finished(
-        "prefixed_gpt2", _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), size=400), "<s>", "</s>"
-    )
+def _words(prefix: bool) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=prefix)
 
 
 def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
@@ -136,39 +132,35 @@ def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([*words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def llama3() -> Kind:
+def llama3() -> Made:
     tokenizer = _byte_level(_split(LLAMA3_WORDS), "<|begin_of_text|>", size=500)
     tokenizer.model.ignore_merges = True
     _begins(tokenizer, "<|begin_of_text|>")
-    return _finished("llama3", tokenizer, "<|begin_of_text|>", "<|end_of_text|>")
+    return tokenizer, "<|begin_of_text|>", "<|end_of_text|>"
 
 
-def qwen() -> Kind:
-    return _finished("qwen", _byte_level(_split(QWEN_WORDS), size=480), "<|im_start|>", "<|im_end|>")
-
-
-def o200k() -> Kind:
+def o200k() -> Made:
     """As gpt-oss has it: tiktoken's words are looked up before they are merged."""
     tokenizer = _byte_level(_split(O200K_WORDS), size=520)
     tokenizer.model.ignore_merges = True
-    return _finished("o200k", tokenizer, "<|startoftext|>", "<|return|>")
+    return tokenizer, "<|startoftext|>", "<|return|>"
 
 
-def deepseek() -> Kind:
+def deepseek() -> Made:
     """Its names of special tokens have a `▁` that is no space, and a wide bar."""
     begin, end = (f"<\uff5c{what}▁of▁sentence\uff5c>" for what in ("begin", "end"))
     tokenizer = _byte_level(_split(*DEEPSEEK_WORDS), begin, size=490)
     _begins(tokenizer, begin)
-    return _finished("deepseek", tokenizer, begin, end)
+    return tokenizer, begin, end
 
 
-def neox() -> Kind:
+def neox() -> Made:
     """Added tokens of ordinary text are runs of blanks, and special ones take the blanks beside them."""
-    tokenizer = _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), size=430)
+    tokenizer = _byte_level(_words(False), size=430)
     tokenizer.add_tokens([AddedToken(" " * length, special=False) for length in (2, 3, 4, 8)])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
     tokenizer.add_tokens([AddedToken("<think>", special=False, lstrip=True, rstrip=True, normalized=False)])
-    return _finished("neox", tokenizer, "<|endoftext|>", "<|padding|>")
+    return tokenizer, "<|endoftext|>", "<|padding|>"
 
 
 def _trained_sentencepiece(size: int) -> Any:
@@ -200,49 +192,32 @@ def _sentencepiece(normalizer: normalizers.Normalizer, before: pre_tokenizers.Pr
     return tokenizer
 
 
-def llama2() -> Kind:
-    spaces = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return _finished("llama2", _sentencepiece(spaces, None), "<s>", "</s>")
-
-
-def gemma() -> Kind:
+def gemma() -> Made:
     tokenizer = _sentencepiece(normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous"))
     tokenizer.add_tokens([AddedToken("▁▁", special=False, normalized=False), AddedToken("\n\n", special=False)])
-    return _finished("gemma", tokenizer, "<s>", "</s>")
+    return tokenizer, *MARKS
 
 
-def _metaspace(name: str, scheme: str) -> Kind:
+def _metaspace(scheme: str) -> Made:
     """As transformers converts SentencePiece's BPE: whole texts, without a normalizer."""
     before = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     tokenizer = _sentencepiece(normalizers.Sequence([]), before)
     tokenizer.normalizer = None
     tokenizer.add_special_tokens([AddedToken("<|user|>", rstrip=True, normalized=False)])
-    return _finished(name, tokenizer, "<s>", "</s>")
+    return tokenizer, *MARKS
 
 
-def mistral() -> Kind:
-    return _metaspace("mistral", "first")
-
-
-def legacy_mistral() -> Kind:
-    return _metaspace("legacy_mistral", "always")
-
-
-def unprefixed() -> Kind:
-    return _metaspace("unprefixed", "never")
-
-
-def lowercase() -> Kind:
+def lowercase() -> Made:
     """Not injective: NFKC, then lowercase."""
     steps = [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace(" ", "▁")]
-    return _finished("lowercase", _sentencepiece(normalizers.Sequence(steps), None), "<s>", "</s>")
+    return _sentencepiece(normalizers.Sequence(steps), None), *MARKS
 
 
-def composed() -> Kind:
+def composed() -> Made:
     """Byte-level with NFC, as Qwen's."""
     tokenizer = _byte_level(_split(QWEN_WORDS), size=420)
     tokenizer.normalizer = normalizers.NFC()
-    return _finished("composed", tokenizer, "<|im_start|>", "<|im_end|>")
+    return tokenizer, "<|im_start|>", "<|im_end|>"
 
 
 def _unigram(byte_fallback: bool, scheme: str = "always") -> Tokenizer:
@@ -266,43 +241,41 @@ def _unigram(byte_fallback: bool, scheme: str = "always") -> Tokenizer:
     return tokenizer
 
 
-def unigram() -> Kind:
-    return _finished("unigram", _unigram(byte_fallback=True), "<s>", "</s>")
-
-
-def unprefixed_unigram() -> Kind:
-    return _finished("unprefixed_unigram", _unigram(byte_fallback=True, scheme="never"), "<s>", "</s>")
-
-
-def t5() -> Kind:
+def t5() -> Made:
     """Runs of blanks become one, and compatible characters one of them."""
     tokenizer = _unigram(byte_fallback=True)
     steps = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    return _finished("t5", tokenizer, "<s>", "</s>")
+    return tokenizer, *MARKS
 
 
-def small_unigram() -> Kind:
-    """Without byte fallback: what is not in it cannot be written."""
-    return _finished("small_unigram", _unigram(byte_fallback=False), "<s>", "</s>")
-
-
-INJECTIVE: dict[str, Callable[[], Kind]] = {
-    build.__name__: build
-    for build in (
-        *(gpt2, prefixed_gpt2, llama3, qwen, o200k, deepseek, neox),
-        *(llama2, gemma, mistral, legacy_mistral, unprefixed, unigram, unprefixed_unigram),
-    )
+SPACES = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+INJECTIVE: dict[str, Callable[[], Made]] = {
+    "gpt2": lambda: (_byte_level(_words(False), size=450), "<|endoftext|>", "<|im_end|>"),
+    "prefixed_gpt2": lambda: (_byte_level(_words(True), size=400), *MARKS),  # as some RoBERTa-like tokenizers are
+    "llama3": llama3,
+    "qwen": lambda: (_byte_level(_split(QWEN_WORDS), size=480), "<|im_start|>", "<|im_end|>"),
+    "o200k": o200k,
+    "deepseek": deepseek,
+    "neox": neox,
+    "llama2": lambda: (_sentencepiece(SPACES, None), *MARKS),
+    "gemma": gemma,
+    "mistral": lambda: _metaspace("first"),
+    "legacy_mistral": lambda: _metaspace("always"),
+    "unprefixed": lambda: _metaspace("never"),
+    "unigram": lambda: (_unigram(byte_fallback=True), *MARKS),
+    "unprefixed_unigram": lambda: (_unigram(byte_fallback=True, scheme="never"), *MARKS),
 }
-LOSSY: dict[str, Callable[[], Kind]] = {"lowercase": lowercase, "composed": composed, "t5": t5}
-ALL = {**INJECTIVE, **LOSSY, "small_unigram": small_unigram}
+LOSSY: dict[str, Callable[[], Made]] = {"lowercase": lowercase, "composed": composed, "t5": t5}
+# Without byte fallback: what is not in it cannot be written.
+ALL = {**INJECTIVE, **LOSSY, "small_unigram": lambda: (_unigram(byte_fallback=False), *MARKS)}
 
 
 @cache
 def kind(name: str) -> Kind:
     """The kind of that name, trained once."""
-    return ALL[name]()
+    return _finished(name, *ALL[name]())
 
 
 def identity(pair: Pair) -> Matrix:

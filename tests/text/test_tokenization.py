@@ -1,6 +1,5 @@
 """Ids, letters and text, for every kind of tokenizer."""
 
-import os
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -25,6 +24,7 @@ from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import METHODS
 from crossdraft.verification.planning import Planner
+from tests.conftest import FULL
 from tests.text.kinds import LOSSY, PADDING, TOOL, Kind, kind
 
 END = ControlRole.END_OF_SEQUENCE.letter
@@ -43,7 +43,7 @@ letters = st.lists(
 
 
 # More of them with `make test-full`.
-few = settings(max_examples=60 if "CROSSDRAFT_FULL_TESTS" in os.environ else 20)
+few = settings(max_examples=60 if FULL else 20)
 
 
 @cache

@@ -1,6 +1,5 @@
 """The output distribution of whole sessions, by enumeration of every random choice, against the target's own."""
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from crossdraft.verification.walk import (
     next_draft_token,
     target_row,
 )
+from tests.conftest import FULL
 from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, few_or_full, full
 from tests.verification.toys import (
@@ -58,7 +58,6 @@ from tests.verification.toys import (
     wanted,
 )
 
-FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
 

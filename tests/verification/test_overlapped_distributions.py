@@ -6,7 +6,6 @@ a schedule peeks, or when a session is broken on purpose, is tested beside (test
 """
 
 import itertools
-import os
 from dataclasses import replace
 
 import pytest
@@ -24,12 +23,12 @@ from crossdraft.verification.methods import (
     UNION,
     Method,
 )
+from tests.conftest import FULL
 from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full, full
 from tests.verification.scheduling import Overlapped, Schedule
 from tests.verification.test_seeded_distribution import LENGTH, Runs
 from tests.verification.toys import ALIKE, ENDING, EXACT, NESTED, TEXTS, TOYS, TWO, Toy, error
 
-FULL = "CROSSDRAFT_FULL_TESTS" in os.environ  # every pattern and more toys: many minutes
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 LETTERS = Toy("two letters", ("a", "b"), ("a", "b"))
 LETTER_BY_LETTER = Toy("one letter each, two of the target's", ("a", "b", "ab"), ("a", "b"))

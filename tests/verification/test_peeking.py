@@ -64,13 +64,6 @@ def over_at_a_judged_need(self: Session, need: NeedRow) -> bool:
     return self.epoch.exhausted and not self.drafter.due and moved and self.target.answers.held is None
 
 
-def test_an_epoch_that_ends_where_a_judged_row_is_missing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1)
-    assert error(given) < EXACT
-    monkeypatch.setattr(Session, "_over", over_at_a_judged_need)
-    assert bias(given) > BIASED
-
-
 def test_a_drafter_that_opens_and_ends_a_judged_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [Overlapped(NESTED, TLI, (Choice(2, 1),), Schedule("T", opens=opens), 2, 1) for opens in range(1, 6)]
     assert max(map(error, given)) < EXACT
@@ -88,14 +81,6 @@ def only_first(match: Callable[..., Branch | None]) -> Callable[..., Branch | No
     return peeking
 
 
-@pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
-def test_a_branch_that_is_adopted_for_what_it_hides_is_seen(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Overlapped(LETTERS, method, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, salt="t7")
-    assert error(given) < EXACT
-    monkeypatch.setattr(Branches, "match", only_first(Branches.match))
-    assert bias(given) > BIASED
-
-
 def follow_the_draft(self: Session) -> list[Command]:
     """Beyond a refusal emits what the tree has, whatever the target has drawn there."""
     commands: list[Command] = []
@@ -105,8 +90,29 @@ def follow_the_draft(self: Session) -> list[Command]:
     return commands
 
 
-def test_a_tree_that_is_followed_where_the_target_did_not_go_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 4, 1)
+ADOPTED = Overlapped(LETTERS, TLI, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, salt="t7")
+
+
+@pytest.mark.parametrize(
+    ("given", "part", "name", "broken"),
+    [
+        (
+            Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1),
+            Session,
+            "_over",
+            over_at_a_judged_need,
+        ),
+        (Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 4, 1), Session, "_emit_known", follow_the_draft),
+        *(
+            (replace(ADOPTED, method=one), Branches, "match", only_first(Branches.match))
+            for one in (STANDARD, TLI, COUPLED)
+        ),
+    ],
+    ids=lambda value: value.method.name if isinstance(value, Overlapped) else getattr(value, "__name__", str(value)),
+)
+def test_a_session_that_is_broken_is_seen(given, part, name, broken, monkeypatch):
+    """An epoch ends where a judged row is missing; a tree is followed where the target did not go; a branch is adopted
+    for what it hides."""
     assert error(given) < EXACT
-    monkeypatch.setattr(Session, "_emit_known", follow_the_draft)
+    monkeypatch.setattr(part, name, broken)
     assert bias(given) > BIASED

@@ -5,7 +5,6 @@ vocabularies, cells expected below 5 pooled.
 """
 
 import copy
-import os
 from collections import Counter
 from functools import cache
 
@@ -22,6 +21,7 @@ from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SEEDED
 from crossdraft.verification.noise import KeyedNoise
 from tests.clock import Stage, run_session
+from tests.conftest import FULL
 from tests.ports import assignment
 from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import few_or_full
@@ -30,7 +30,7 @@ from tests.verification.toys import NESTED, TOYS, Toy, as_ids
 from tests.vocabularies import pair_of
 
 LENGTH = 3
-SEEDS = 2000 if "CROSSDRAFT_FULL_TESTS" in os.environ else 500
+SEEDS = 2000 if FULL else 500
 SMALLEST_P = 1e-4
 NO_CHOICE = RandomChooser.__new__(RandomChooser)  # `seeded` makes no choice of its own
 

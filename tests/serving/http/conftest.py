@@ -4,6 +4,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -13,11 +14,23 @@ from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import Backend
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
+from tests.rpc.certificates import cluster  # noqa: F401 - a fixture
 from tests.serving.fakes import FakeBackend
 
 KEY = "a-key-that-nobody-guesses"
 TRUSTED = ssl.create_default_context()  # each client would make one of its own, which takes longer than most tests
 MESSAGES = [{"role": "user", "content": "Say"}]
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+PARTS = {"message", "type", "param", "code"}
+
+
+def fault(response: Any) -> dict[str, Any]:
+    """The error of a reply, which has OpenAI's shape."""
+    (name, error), *others = response.json().items()
+    assert (name, set(error), others) == ("error", PARTS, [])
+    assert error["message"]
+    return dict(error)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from starlette.routing import Mount
 from crossdraft.serving.http import HttpOptions, RateLimit, make_app
 from crossdraft.serving.limits import Keys
 from tests.serving.fakes import FakeBackend
-from tests.serving.http.conftest import KEY, front
-from tests.serving.http.faults import COMPLETIONS, fault
+from tests.serving.http.conftest import COMPLETIONS, KEY, fault, front
 
 
 async def test_keys_are_asked_for_where_a_model_is_used(outputs: FakeBackend) -> None:

@@ -70,18 +70,15 @@ async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_i
 
 
 async def test_how_the_template_is_used_is_the_clients_to_say(served: Front, outputs: FakeBackend) -> None:
-    how = {
-        "add_generation_prompt": False,
-        "continue_final_message": True,
-        "chat_template_kwargs": {"enable_thinking": False},
-    }
-    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, extra_body=how)
-    assert outputs.requests[0].generation.prompt == Chat(
-        (Message("user", "Say"),), False, True, '{"enable_thinking": false}'
-    )
+    how = {"add_generation_prompt": False, "continue_final_message": True}
+    more = how | {"chat_template_kwargs": {"enable_thinking": False}}
+    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, extra_body=more)
+    due = Chat((Message("user", "Say"),), False, True, '{"enable_thinking": false}')
+    assert outputs.requests[0].generation.prompt == due
 
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ü"]}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": SCHEMA}}
 TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
 
 
@@ -89,15 +86,7 @@ TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
     ("body", "grammar"),
     [
         ({"response_format": {"type": "json_object"}}, Grammar.json({"type": "object"})),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "s", "strict": True, "schema": SCHEMA},
-                }
-            },
-            Grammar.json(SCHEMA),
-        ),
+        ({"response_format": FORM}, Grammar.json(SCHEMA)),
         ({"structured_outputs": {"json": SCHEMA}}, Grammar.json(SCHEMA)),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)} | TIGHT}, Grammar.json(SCHEMA, whitespace_flexible=False)),
         (

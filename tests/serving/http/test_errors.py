@@ -17,8 +17,7 @@ from crossdraft.serving.http.errors import MEANINGS, refusal_of
 from crossdraft.trace.timeline import Span, What
 from crossdraft.types.request import PromptTooLongError
 from tests.serving.fakes import FakeBackend, figures
-from tests.serving.http.conftest import Front, front
-from tests.serving.http.faults import COMPLETIONS, fault
+from tests.serving.http.conftest import COMPLETIONS, Front, fault, front
 
 
 def test_every_foreign_error_has_a_meaning_of_its_own() -> None:

@@ -13,8 +13,7 @@ from crossdraft.rpc.server import Listening
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
 from tests.serving.fakes import FakeBackend
-from tests.serving.http.conftest import Front, front
-from tests.serving.http.faults import fault
+from tests.serving.http.conftest import Front, fault, front
 
 LONG = (Token(1, "x" * 50_000, b"", Kind.BONUS, None),) * 1000  # 50 MB, more than sockets keep
 

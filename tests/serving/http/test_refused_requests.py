@@ -8,8 +8,7 @@ import pytest
 
 from crossdraft.serving.http import HttpOptions
 from tests.serving.fakes import FakeBackend
-from tests.serving.http.conftest import Front, front
-from tests.serving.http.faults import CHAT, COMPLETIONS, fault
+from tests.serving.http.conftest import CHAT, COMPLETIONS, Front, fault, front
 
 SAY = {"prompt": "a"}
 TOOL = {"type": "function", "function": {"name": "f"}}

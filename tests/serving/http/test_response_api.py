@@ -16,9 +16,8 @@ from crossdraft.rpc.errors import Unreachable
 from crossdraft.serving.http import HttpOptions
 from crossdraft.types.request import Message
 from tests.serving.fakes import TOY, FakeBackend
-from tests.serving.http.conftest import Front, front
-from tests.serving.http.faults import fault
-from tests.serving.http.test_tools import CALL, SCHEMA, WEATHER, tokens_of
+from tests.serving.http.conftest import Front, fault, front
+from tests.serving.http.test_tools import CALL, WEATHER, tokens_of
 from tests.text.test_answers import accepted
 
 PATH = "/v1/responses"
@@ -118,12 +117,9 @@ async def test_what_is_asked_for_is_kept_to(served: Front, outputs: FakeBackend)
     parsed = await served.openai.responses.parse(model="toy", input="Say", text_format=City)
     assert parsed.output_parsed == City(city="x")
     shown: Any = parsed.to_dict()["text"]
-    assert (shown["format"]["type"], shown["format"]["name"], shown["format"]["strict"]) == (
-        "json_schema",
-        "City",
-        True,
-    )
-    assert "city" in shown["format"]["schema"]["properties"]
+    form = shown["format"]
+    assert (form["type"], form["name"], form["strict"]) == ("json_schema", "City", True)
+    assert "city" in form["schema"]["properties"]
     grammar = outputs.requests[-1].generation.options.grammar
     assert [accepted(grammar, one) for one in ('{"city": "x"}', "x")] == [True, False]
     outputs.tokens = tokens_of(CALL)
@@ -133,24 +129,19 @@ async def test_what_is_asked_for_is_kept_to(served: Front, outputs: FakeBackend)
         whole, _ = await both(served, tool_choice=choice)
         assert [one["type"] for one in outline(whole)[1]] == ["function_call"]
         assert accepted(outputs.requests[-1].generation.options.grammar, CALL)
-    assert SCHEMA
 
 
 async def test_an_output_that_is_cut_or_empty(served: Front, outputs: FakeBackend) -> None:
     outputs.reason = Reason.LENGTH
-    whole, events = await both_incomplete(served)
+    raw = (await served.post(PATH, **ASKED, stream=True)).text
+    events = [json.loads(one.split("data: ")[1]) for one in raw.strip().split("\n\n")]
+    whole = await served.openai.responses.create(**ASKED)
     assert (whole.status, events[-1]["type"]) == ("incomplete", "response.incomplete")
     assert events[-2]["item"]["status"] == "incomplete"
     assert whole.incomplete_details.reason == "max_output_tokens"
     outputs.tokens, outputs.reason = (), Reason.STOP
     whole, _ = await both(served)
     assert (whole.output_text, len(whole.output)) == ("", 1)
-
-
-async def both_incomplete(served: Front) -> tuple[Response, list[Any]]:
-    raw = (await served.post(PATH, **ASKED, stream=True)).text
-    events = [json.loads(one.split("data: ")[1]) for one in raw.strip().split("\n\n")]
-    return await served.openai.responses.create(**ASKED), events
 
 
 async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_events(served, outputs):

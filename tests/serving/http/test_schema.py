@@ -1,7 +1,6 @@
 """Requests made from the OpenAPI document itself: none meets an error of the server or an undocumented reply."""
 
 import json
-import os
 
 import schemathesis
 from hypothesis import HealthCheck, settings
@@ -13,9 +12,10 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from crossdraft.serving.http import HttpOptions, make_app
+from tests.conftest import FULL
 from tests.serving.fakes import FakeBackend
 
-EXAMPLES = 40 if "CROSSDRAFT_FULL_TESTS" in os.environ else 8  # of each operation
+EXAMPLES = 40 if FULL else 8  # of each operation
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 app = make_app(FakeBackend(), HttpOptions(metrics=lambda _: (b"", "text/plain")))
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)

@@ -2,7 +2,6 @@
 
 import logging
 import ssl
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -13,11 +12,6 @@ from crossdraft.serving.http import make_app
 from crossdraft.serving.http.server import HttpServer
 from tests.rpc.certificates import Cluster
 from tests.serving.fakes import FakeBackend
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path / "ours")
 
 
 def files(cluster: Cluster, hosts: tuple[str, ...] = ("127.0.0.1",)) -> FrontFiles:

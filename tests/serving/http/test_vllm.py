@@ -16,8 +16,7 @@ from crossdraft.serving.limits import Keys
 from crossdraft.session.models import with_defaults
 from crossdraft.types.messages import SamplingDefaults, SamplingOptions
 from tests.serving.fakes import FakeBackend, figures
-from tests.serving.http.conftest import KEY, MESSAGES, Front, front
-from tests.serving.http.faults import CHAT, COMPLETIONS, fault
+from tests.serving.http.conftest import CHAT, COMPLETIONS, KEY, MESSAGES, Front, fault, front
 
 IDS = [5, 9, 7, 0]  # of the output
 PROMPT = [1, *b"Say"]
