@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -31,20 +30,8 @@ from crossdraft.serving.http.errors import (
 )
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
-from crossdraft.serving.http.response_api import Response as ResponseObject
 from crossdraft.serving.http.response_api import ResponsesBody, ResponseWriter
-from crossdraft.serving.http.responses import (
-    Alive,
-    ChatCompletion,
-    ChatFormat,
-    Completion,
-    CompletionFormat,
-    Detokenized,
-    ModelCard,
-    ModelList,
-    Ready,
-    Tokenized,
-)
+from crossdraft.serving.http.responses import JSON, ChatFormat, CompletionFormat, Json, ModelCard, ModelList, Ready
 from crossdraft.serving.http.streaming import AnyFormat, ClientGoneError, EventStream, Replies, merged, unless_gone
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
@@ -55,7 +42,10 @@ CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads i
 OWNER = "crossdraft"
 FIELD_KEY = "crossdraft.field_of"  # in the scope: as of `GenerationBody`
 FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"model": FaultReply}, "5XX": {"model": FaultReply}}
-EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # the events of a stream, with chunks as data
+OPENAIS: dict[str, Any] = {
+    "description": "OpenAI's object, or events with its chunks",
+    "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+}
 Key = Security(HTTPBearer(auto_error=False, description="Needed if the server has API keys."))
 
 
@@ -77,9 +67,9 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
 
 def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
     @app.get("/health", responses={**FAULTS})
-    async def health() -> Alive:
+    async def health() -> dict[str, str]:
         """The process is alive."""
-        return Alive(status="ok")
+        return {"status": "ok"}
 
     app.add_api_route("/ping", health, responses={**FAULTS})
     app.add_api_route("/ping", health, methods=["POST"], include_in_schema=False)
@@ -214,12 +204,12 @@ class Outputs:
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
     outputs = Outputs(backend, options, beside)
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
-    for path, answer, model in (
-        ("/completions", outputs.completions, Completion),
-        ("/chat/completions", outputs.chat_completions, ChatCompletion),
-        ("/responses", outputs.responses_, ResponseObject),
+    for path, answer in (
+        ("/completions", outputs.completions),
+        ("/chat/completions", outputs.chat_completions),
+        ("/responses", outputs.responses_),
     ):
-        router.add_api_route(path, answer, methods=["POST"], responses={200: {"model": model, **EVENTS}})
+        router.add_api_route(path, answer, methods=["POST"], responses={200: OPENAIS})
     return router
 
 
@@ -240,24 +230,24 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
             raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(found) or 'none'}")
         return _card(found[model])
 
-    @router.post("/tokenize", responses={200: {"model": Tokenized}})
+    @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
         """The tokens of a text or a chat."""
         model = _named(backend, body.model)
         written = await backend.written(model, body.asked, body.add_special_tokens)
         context = next((one.context for one in await backend.models() if one.name == model), 0)
-        ids, pieces = list(written.ids), list(written.pieces) if body.return_token_strs else None
-        answer = Tokenized(count=len(ids), max_model_len=context, tokens=ids, token_strs=pieces)
+        pieces = written.pieces if body.return_token_strs else None
+        answer = {"count": len(written.ids), "max_model_len": context, "tokens": written.ids, "token_strs": pieces}
         return await reply(answer, len(written.text))
 
-    @router.post("/detokenize", responses={200: {"model": Detokenized}})
+    @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of tokens."""
         written = await backend.written(_named(backend, body.model), tuple(body.tokens))
-        return await reply(Detokenized(prompt=written.text), len(written.text))
+        return await reply({"prompt": written.text}, len(written.text))
 
-    async def reply(answer: BaseModel, size: int) -> Response:
-        return Response(await beside.run(size, answer.model_dump_json), media_type="application/json")
+    async def reply(answer: Json, size: int) -> Response:
+        return Response(await beside.run(size, JSON.dump_json, answer), media_type="application/json")
 
     return router
 
