@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from crossdraft.cli.running import UsageError, checked_options
+from crossdraft.cli.running import UsageError, checked_options, flag_of
 from crossdraft.config.fields import COMMAS, KINDS, PREFIX, LeftOut, default_of, fault_of, range_of
 from crossdraft.config.request import ALIASES
 
@@ -130,10 +130,6 @@ class _Option:
         if _repeats(self.type):
             return tuple(given)
         return (",".join(given or ()) or ("" if self.type is str else None)) if _in_parts(self) else given
-
-
-def flag_of(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _options(name: str, type_: Any, default: Any, stated: "Field[Any] | None" = None) -> Iterator[_Option]:

@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from crossdraft.cli.commands import flag_of, typed
+from crossdraft.cli.commands import typed
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.processes import check_address, check_addresses, patience
-from crossdraft.cli.running import UsageError, checked_options, run_to_end
+from crossdraft.cli.running import UsageError, checked_options, flag_of, run_to_end
 from crossdraft.cli.serve import faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.config.commands import NO_DRAFTER, ModelNames, RequestOptions, WhereToGenerate

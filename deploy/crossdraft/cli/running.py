@@ -4,11 +4,13 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from errno import EACCES
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -19,7 +21,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from crossdraft.config.commands import ReportFile
+from crossdraft.config.commands import ReportFile, RequestOptions
 
 # Unhandled, each would end Python at once and leave started services behind.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,6 +36,8 @@ PROMPTS = (
     "To make bread you need flour, water, salt and yeast. Mix them, and then",
     "    try:\n        connection = self.pool.get(timeout=timeout)\n    except Empty:\n        raise",
 )
+# Fields of a request, in an error that is about them: `generate` has them as options.
+FIELDS = re.compile(rf"\b({'|'.join(one.name for one in fields(RequestOptions) if '_' in one.name)})\b")
 Run = Callable[[Coroutine[Any, Any, None]], None]
 # uvloop makes processes by fork, and gRPC's handlers of that crash the child now and then where channels are open.
 # asyncio makes them by vfork, which runs no handlers.
@@ -81,7 +85,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
         with warnings_shown():
             run(_cancelled_by_signals(work))
     except RequestError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(FIELDS.sub(lambda one: flag_of(one[0]), str(error))) from error
     except ServiceError as error:
         raise CommandFailed(str(error)) from error
 
@@ -143,11 +147,15 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def checked_options() -> Iterator[None]:
-    """Turns ValueError into UsageError, with the same text."""
+    """Turns ValueError into UsageError, with the same text, in which fields of a request are options."""
     try:
         yield
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(FIELDS.sub(lambda one: flag_of(one[0]), str(error))) from error
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 class ProgressCounter(Protocol):

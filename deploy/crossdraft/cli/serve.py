@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvloop
 from prometheus_client.multiprocess import mark_process_dead
 
-from crossdraft.cli.commands import flag_of
 from crossdraft.cli.processes import check_addresses, end_with_stdin, threads_each
 from crossdraft.cli.running import (
     STARTS_PROCESSES,
@@ -29,11 +28,13 @@ from crossdraft.cli.running import (
     UsageError,
     checked_options,
     ending_at_once,
+    flag_of,
     needs_extra,
 )
 from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
 from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
+from crossdraft.config.commands import NO_DRAFTER
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import (
@@ -73,6 +74,7 @@ NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses
 
 
 def serve_target(options: ServedTarget) -> None:
+    check_ports(options, options.host)
     from crossdraft.target.service import ServeTarget, target_server
 
     served = ServeTarget(_model_options(only_model(options.model), options, options), _listening(options))
@@ -80,6 +82,7 @@ def serve_target(options: ServedTarget) -> None:
 
 
 def serve_drafter(options: ServedDrafter) -> None:
+    check_ports(options, options.host)
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
     model = _model_options(only_model(options.model), options, options)
@@ -89,6 +92,7 @@ def serve_drafter(options: ServedDrafter) -> None:
 
 def serve_ngram(options: ServedNgram) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
+    check_ports(options, options.host)
     from crossdraft.drafter.ngram import ServeNgram, ngram_server
 
     with checked_options():
@@ -103,6 +107,7 @@ async def _serve(make: Callable[[], Serving | Awaitable[Serving]]) -> None:
 
 def serve_http(api: ServedHttp) -> None:
     """Serves OpenAI's API, and gRPC beside it unless `grpc_port` is None."""
+    check_ports(api, api.host)
     try:
         from crossdraft.serving.http import HttpOptions, make_app
         from crossdraft.serving.http.server import HttpServer
@@ -130,6 +135,7 @@ def serve_http(api: ServedHttp) -> None:
 
 def serve_grpc(api: ServedGrpc) -> None:
     """Serves crossdraft.v1.Generation, and metrics for Prometheus unless `metrics_port` is None."""
+    check_ports(api, api.host)
     with checked_options():
         limited, local = _limits(api), _local_options(api)
         limit = MessageLimit(api.max_message_mib)
@@ -260,21 +266,21 @@ def _run(server: Callable[[], Coroutine[Any, Any, None]], options: ServerOptions
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()
     with faults_of_models(), logged(options.log_format, options.log_level):
-        if not getattr(options, "worker_of", 0):  # else the process that has started it has looked
-            check_ports(options, options.host)
         run(server())
 
 
 def check_ports(options: object, host: str) -> None:
-    """Before a model is loaded: raises UsageError if two ports of a command are the same, CannotListen if one cannot be
-    had now."""
+    """Before anything heavy is imported: raises UsageError if two ports of a command are the same, CommandFailed if one
+    cannot be had now."""
     flags: dict[int, str] = {}
-    for name, port in vars(options).items():
+    # The process that has started a worker has looked.
+    for name, port in () if getattr(options, "worker_of", 0) else vars(options).items():
         if name.endswith("port") and port is not None:
             flag = flag_of(name)
             if port and flags.setdefault(port, flag) != flag:
                 raise UsageError(f"{flags[port]} and {flag} are both {port}: give each a port of its own")
-            Listening(host, port).check_free(flag if name != "port" else "")
+            with faults_of_models():
+                Listening(host, port).check_free(flag if name != "port" else "")
 
 
 @contextmanager
@@ -377,7 +383,7 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
         raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
     here = (own["target"],) if api.target_model else ()
     targets = here + (_addresses("--target", ",".join(api.target)) if api.target else ())
-    drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or ())
+    drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or () if api.drafter != [NO_DRAFTER])
     if api.drafter_model:
         drafters = NamedDrafter(api.drafter_model, (own["drafter"],)), *drafters
     unknown = untrusted - {one.name for one in drafters}
@@ -407,6 +413,8 @@ def only_model(given: list[str]) -> str:
 
 def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
     name, equals, addresses = given.partition("=")
+    if given == NO_DRAFTER:
+        raise UsageError(f"--drafter {NO_DRAFTER} is no drafter: leave out the others, or it")
     if not (name and equals):
         raise UsageError(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
     return NamedDrafter(name, _addresses("--drafter", addresses), name not in untrusted)

@@ -43,7 +43,9 @@ class ApiOptions(
     target: list[str] = option([], f"Targets that run elsewhere, of one model; {COMMAS}.", metavar="HOST:PORT,...")
     model: list[str] = option([], "The model's name; by default --target-model, or its adapter's.", metavar="NAME")
     drafter: list[str] | None = option(
-        None, "Drafters of one model, by a name; repeatable: the fastest is used.", metavar="NAME=HOST:PORT,..."
+        None,
+        "Drafters of one model, by a name, or none; repeatable: the fastest is used.",
+        metavar="NAME=HOST:PORT,...",
     )
     untrusted_drafter: list[str] | None = option(
         None, f"Use this drafter only with methods whose output no drafter can change; {COMMAS}.", metavar="NAME"

@@ -93,7 +93,13 @@ WRONG_CHATS: list[tuple[dict[str, object], str | None, str]] = [  # beside the m
         "tools.0.function.parameters",
         'its type must be "object"',
     ),
-    ({"tools": [TOOL], "tool_choice": NAMED}, None, "does not match any of the specified `tools`"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name", "at least 1 character"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+        "messages.0.tool_calls.0.function.name",
+        "at least 1 character",
+    ),
+    ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice", "does not match any of the specified `tools`"),
     *(
         ({"tools": [TOOL], "tool_choice": choice}, "tool_choice", 'or of type "allowed_tools"')
         for choice in (
@@ -106,9 +112,9 @@ WRONG_CHATS: list[tuple[dict[str, object], str | None, str]] = [  # beside the m
             {"type": "allowed_tools", "allowed_tools": {"mode": "named", "tools": [TOOL]}},
         )
     ),
-    ({"tool_choice": NAMED}, None, "`tools` must be set"),
+    ({"tool_choice": NAMED}, "tool_choice", "`tools` must be set"),
     ({"tools": [TOOL, TOOL]}, "tools", "names must differ, and 'f' is there more than once"),
-    ({"tool_choice": "required"}, None, "`tools` must be set"),
+    ({"tool_choice": "required"}, "tool_choice", "`tools` must be set"),
     ({"top_logprobs": 2}, None, "needs logprobs"),
     ({"reasoning_effort": "much"}, "reasoning_effort", "is not served: it may be 'none'"),
     ({"skip_special_tokens": False}, "skip_special_tokens", "is not served"),

@@ -76,6 +76,8 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
         return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
     try:
         return kind.model_validate(body)
+    except RefusedError as error:
+        return error.with_traceback(None)
     except ValidationError as error:
         return refusal_of_faults(error.errors(include_url=False), body)
 

@@ -81,6 +81,7 @@ def few(value: object) -> object:
 
 
 Text = Annotated[str, AfterValidator(unicode)]
+Some = Annotated[str, Field(min_length=1), AfterValidator(unicode)]  # in this order an empty one is still "a string"
 NO_BOOLEAN = BeforeValidator(_no_boolean)
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
@@ -125,7 +126,7 @@ class Part(Body):
 class FunctionBody(Part):
     """What a model may call."""
 
-    name: Annotated[Text, Field(min_length=1, max_length=256)]
+    name: Annotated[Some, Field(max_length=256)]
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; by default it has nothing.")
     strict: StrictBool | None = Field(None, description="With tool_choice auto: arguments are by the schema.")
@@ -188,7 +189,7 @@ ToolChoice = Annotated[str | dict[str, Any], BeforeValidator(_choice)]
 class CalledFunction(Part):
     """What was called."""
 
-    name: Text
+    name: Some
     arguments: Text | dict[str, Any] | None = Field(None, description="JSON, as the model has written it.")
 
 
@@ -220,7 +221,7 @@ class TextPart(Part):
 class MessageBody(Part):
     """A message of a chat."""
 
-    role: Annotated[Text, Field(min_length=1, max_length=100)]
+    role: Annotated[Some, Field(max_length=100)]
     content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = Field(
         None, validate_default=True, description="May be null in messages of the assistant."
     )
