@@ -85,7 +85,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
         with warnings_shown():
             run(_cancelled_by_signals(work))
     except RequestError as error:
-        raise UsageError(FIELDS.sub(lambda one: flag_of(one[0]), str(error))) from error
+        raise UsageError(as_typed(error)) from error
     except ServiceError as error:
         raise CommandFailed(str(error)) from error
 
@@ -147,11 +147,16 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def checked_options() -> Iterator[None]:
-    """Turns ValueError into UsageError, with the same text, in which fields of a request are options."""
+    """Turns ValueError into UsageError, with the same text."""
     try:
         yield
     except ValueError as error:
-        raise UsageError(FIELDS.sub(lambda one: flag_of(one[0]), str(error))) from error
+        raise UsageError(as_typed(error)) from error
+
+
+def as_typed(error: ValueError) -> str:
+    """Its text; of one that is about a request, with options in place of fields."""
+    return FIELDS.sub(lambda one: flag_of(one[0]), str(error)) if hasattr(error, "field") else str(error)
 
 
 def flag_of(name: str) -> str:

@@ -279,7 +279,7 @@ def check_ports(options: object, host: str) -> None:
             flag = flag_of(name)
             if port and flags.setdefault(port, flag) != flag:
                 raise UsageError(f"{flags[port]} and {flag} are both {port}: give each a port of its own")
-            with faults_of_models():
+            with faults_of_models(), checked_options():
                 Listening(host, port).check_free(flag if name != "port" else "")
 
 
