@@ -35,12 +35,7 @@ except ImportError as absent:
 
 
 def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile) -> None:
-    """Runs the audit; tables on stdout, and a file if a path is given.
-
-    Raises:
-        UsageError: a value is out of its range, options do not go together, or the server cannot be audited.
-        CommandFailed: a fault was found, or the reference does not start.
-    """
+    """Runs the audit; tables on stdout, and a file if a path is given."""
     check_report(file)
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")

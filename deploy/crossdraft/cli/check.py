@@ -85,12 +85,7 @@ COLUMNS: Columns = {
 def check(
     models: Sequence[str], drafter: str | None, engine: EngineOptions, as_json: bool, markdown: Path | None
 ) -> None:
-    """Checks models one after another, and prints what was found.
-
-    Raises:
-        UsageError: the file cannot be written, or there is no such device.
-        CommandFailed: a model differs; or it is refused or cannot be loaded, and not one of all architectures.
-    """
+    """Checks models one after another, and prints what was found."""
     if markdown is not None:
         check_output(markdown)
     with checked_options():

@@ -53,13 +53,7 @@ def named(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generate(request: GenerationRequest, where: WhereToGenerate, as_json: bool, verbose: bool = False) -> None:
-    """Generates and shows it, with `verbose` also what the figures mean, and what became of each draft token.
-
-    Raises:
-        UsageError: options do not go together or are out of their range; a server cannot serve the request, or knows no
-            such model or drafter.
-        CommandFailed: a service or server cannot be reached or started, or fails.
-    """
+    """Generates and shows it, with `verbose` also what the figures mean, and what became of each draft token."""
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit, verbose=verbose)
     if where.server is None:
         _check_for_services(where)

@@ -20,12 +20,7 @@ LARGE = 10**6  # larger numbers are shown as powers of ten
 
 
 def inspect(target: str, drafter: str, sample: Path | None, longest: int | None, plot: bool, as_json: bool) -> None:
-    """Compares two tokenizers and prints the report.
-
-    Raises:
-        UsageError: the sample cannot be read or is empty.
-        CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.
-    """
+    """Compares two tokenizers and prints the report."""
     text = _sample(sample)
     ours, theirs = NamedTokenizer.load(target, Side.TARGET), NamedTokenizer.load(drafter, Side.DRAFTER)
     report = compare(ours.tokenization, theirs.tokenization, text, longest or 0)

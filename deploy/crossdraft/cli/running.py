@@ -45,7 +45,8 @@ STARTS_PROCESSES: Run = asyncio.run
 
 
 class CommandFailed(Exception):  # noqa: N818 - the name says what happened
-    """A command failed; its arguments, each of them one line, say what to change."""
+    """A command failed; its arguments, each of them one line, say what to change. What commands call raises this, or a
+    UsageError."""
 
     exit_code: ClassVar[int] = 1
 
@@ -71,13 +72,7 @@ def needs_extra(name: str) -> str:
 
 def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
     """Runs `work`; a signal cancels it, so that it cleans up. Pass STARTS_PROCESSES if it starts processes beside open
-    channels.
-
-    Raises:
-        UsageError: the request cannot be served by this pair of models.
-        CommandFailed: a service failed.
-        Interrupted: after a signal.
-    """
+    channels."""
     from crossdraft.rpc.errors import ServiceError  # these import grpc and numpy, which `--help` does without
     from crossdraft.types.request import RequestError
 

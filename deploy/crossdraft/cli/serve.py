@@ -189,13 +189,8 @@ def _place(api: ApiOptions) -> Listening:
 @asynccontextmanager
 async def own_services(own: OwnModels, place: Listening, for_workers: bool = False) -> "AsyncIterator[Servers]":
     """Services of the models that run in this process, by role, for the time of the block, at this place on ports that
-    are named; `for_workers`: those without one, too, to this machine alone.
-
-    Raises:
-        UsageError: an option does not fit.
-        ValueError: a model cannot be run.
-        CannotListen: a port cannot be had.
-    """
+    are named; `for_workers`: those without one, too, to this machine alone. Raises UsageError: an option does not fit;
+    ValueError: a model cannot be run; CannotListen: a port cannot be had."""
     named = [model for model in (own.target_model, own.drafter_model) if model is not None]
     if not named:
         yield {}

@@ -70,12 +70,8 @@ class Workers(Serving):
         return json.dumps(self._workers[0].ready | self.marks | {"workers": [one.process.pid for one in self._workers]})
 
     async def start(self) -> None:
-        """Starts all.
-
-        Raises:
-            CannotListen: a port is taken, or the host is not of this machine.
-            CommandFailed: a worker ended before it was ready.
-        """
+        """Starts all. Raises CannotListen: a port is taken, or the host is not of this machine; CommandFailed: a worker
+        ended before it was ready."""
         for option, port in self.shares.ports.items():
             self._reserved.append(reserved(self.shares.host, port))
             self._options += [option, str(self._reserved[-1].getsockname()[1])]

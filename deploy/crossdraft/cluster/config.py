@@ -66,10 +66,8 @@ def load(path: Path) -> Configuration:
 def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
     """Reads YAML, which may be a file of Serve's, with the configuration as `args` of its first application.
 
-    Errors have the name and lines, or without a name none; paths are relative to the folder.
-
-    Raises:
-        ConfigurationError: it is not YAML, or has errors.
+    Errors have the name and lines, or without a name none; paths are relative to the folder. Raises ConfigurationError:
+    it is not YAML, or has errors.
     """
     try:
         loader = yaml.SafeLoader(text)

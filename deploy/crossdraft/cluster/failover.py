@@ -139,7 +139,6 @@ class ClusterBackend:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """As `Backend.names`."""
         return {name: name for name in self.orchestrators}
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -161,7 +160,6 @@ class ClusterBackend:
         return self._served.get(name, ())
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
-        """As `Backend.written`."""
         try:
             found: Written | Refusal = await self._orchestrators(model).written(asked, special)
         except Lost as error:
@@ -176,7 +174,6 @@ class ClusterBackend:
         return self.orchestrators[model]
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        """As `Backend.stream`."""
         orchestrators = self._orchestrators(request.model)
         journal, heard = Journal(resumable(request)), self.clock()
         while True:
@@ -222,12 +219,9 @@ class ClusterBackend:
         journal.lost_at = None
 
     def _lost(self, error: Exception, journal: Journal, heard: float) -> None:
-        """Records a loss, or that there is no room for an output under way.
-
-        Raises:
-            Unreachable: the output cannot be resumed, or has waited for `search_seconds`.
-            OverloadedError, Full: there is no room for a new output, or was none for `search_seconds`.
-        """
+        """Records a loss, or that there is no room for an output under way. Raises Unreachable: the output cannot be
+        resumed, or has waited for `search_seconds`; OverloadedError, Full: there is no room for a new output, or was
+        none for `search_seconds`."""
         if not isinstance(error, Lost):
             raise error
         request, now = journal.request, self.clock()

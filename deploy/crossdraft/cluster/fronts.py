@@ -127,7 +127,6 @@ class GrpcFront(ServerReplica):
     """A replica of the gRPC front."""
 
     async def server(self, process: Process) -> GenerationServer:
-        """As `ServerReplica.server`."""
         own = process.own
         assert isinstance(own, Grpc)
         where = listening(process, limit=MessageLimit(own.max_message_mib), tls=certificate_of(own))

@@ -69,12 +69,8 @@ def faults_of(node: str, processes: Sequence[Process]) -> str:
 
 
 def check(process: Process) -> None:
-    """Whether one could start on this node; loads nothing.
-
-    Raises:
-        ValueError: the model or a file is not on this node, or cannot be used.
-        CannotListen: the port is taken.
-    """
+    """Whether one could start on this node; loads nothing. Raises ValueError: the model or a file is not on this node,
+    or cannot be used; CannotListen: the port is taken."""
     own = process.own
     if isinstance(own, Service) and own.model != NGRAM:
         source_of(own.model)

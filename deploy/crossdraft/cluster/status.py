@@ -116,11 +116,8 @@ class Directory:
         self._imported = self._loop.run_in_executor(None, import_module, "ray.serve")  # for `deployed`
 
     async def announce(self, entry: Entry) -> tuple[int, tuple[Entry, ...]]:
-        """A process serves; it must announce itself again before the entry expires.
-
-        Returns:
-            The port on which one process of each node shows the metrics of all of it, and all entries.
-        """
+        """A process serves; it must announce itself again before the entry expires. Returns the port on which one
+        process of each node shows the metrics of all of it, and all entries."""
         self._heard[entry.id] = (entry, self._loop.time())
         return self._metrics_port, await self.entries()
 

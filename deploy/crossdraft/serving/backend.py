@@ -80,15 +80,10 @@ class Backend(Protocol):
         ...
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        """The tokens of one output as they are committed, then its end. Closing it early releases everything.
-
-        Raises:
-            RequestError: the request cannot be served; the text says what to change.
-            UnknownModelError: no model has this name.
-            UnknownDrafterError: no drafter of the model has this name.
-            OverloadedError: the limit of concurrent outputs is reached.
-            ServiceError: no target is left.
-        """
+        """The tokens of one output as they are committed, then its end. Closing it early releases everything. Raises
+        RequestError: the request cannot be served; the text says what to change; UnknownModelError: no model has this
+        name; UnknownDrafterError: no drafter of the model has this name; OverloadedError: the limit of concurrent
+        outputs is reached; ServiceError: no target is left."""
         ...
 
 

@@ -135,11 +135,8 @@ class Rates:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, client: str, now: float) -> float:
-        """Takes one request from a client's bucket at the time `now`, in seconds.
-
-        Returns:
-            0 if the bucket had one, else the seconds until it will.
-        """
+        """Takes one request from a client's bucket at the time `now`, in seconds. Returns 0 if the bucket had one, else
+        the seconds until it will."""
         left, at = self._buckets.pop(client, (self._limit.burst, now))
         left = min(self._limit.burst, left + (now - at) * self._per_second)
         self._buckets[client] = (left - 1 if left >= 1 else left, now)

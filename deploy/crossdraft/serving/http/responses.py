@@ -235,7 +235,6 @@ class ChatFormat(Format[ChatBody]):
     CHOICES_HAVE_PROMPTS = False
 
     def output(self) -> PartialOutput:
-        """As `Format.output`."""
         form = self.body.form
         return PartialOutput(answer=None if form.plain else AnswerParser(form))
 

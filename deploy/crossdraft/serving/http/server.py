@@ -131,12 +131,8 @@ class HttpServer(Serving):
     _task: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Begins to listen; returns the address.
-
-        Raises:
-            CannotListen: the port is taken, or not for this user, or the host is not of this machine.
-            TlsError: certificate or key cannot be used.
-        """
+        """Begins to listen; returns the address. Raises CannotListen: the port is taken, or not for this user, or the
+        host is not of this machine; TlsError: certificate or key cannot be used."""
         tls = self.listening.tls
         secured = _renewed_context(tls) if isinstance(tls, FrontFiles) else None
         where = await asyncio.to_thread(_bound, self.listening)
