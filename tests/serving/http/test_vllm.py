@@ -134,11 +134,11 @@ async def test_a_large_body_is_read_beside_the_event_loop(served, outputs, monke
     """As what is read there is asked which thread it runs in, no clock decides."""
     from threading import current_thread
 
-    from crossdraft.serving.http import bodies
+    from crossdraft.serving.http import app
 
     threads: list[str] = []
-    read = bodies.parsed
-    monkeypatch.setattr(bodies, "parsed", lambda *given: (threads.append(current_thread().name), read(*given))[1])
+    read = app.parsed
+    monkeypatch.setattr(app, "parsed", lambda *given: (threads.append(current_thread().name), read(*given))[1])
     for prompt in ("a", "a" * 100_000):
         assert (await served.post(COMPLETIONS, prompt=prompt)).status_code == 200
     assert [name.startswith("bodies") for name in threads] == [False, True]

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from crossdraft.client import Reason, RequestError
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.serving.backend import OutputItem, TraceSpans
-from crossdraft.serving.http.bodies import refusal_of_faults
 from crossdraft.serving.http.chats import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -26,7 +25,7 @@ from crossdraft.serving.http.chats import (
     ToolChoice,
     ToolType,
 )
-from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
+from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of, refusal_of_faults
 from crossdraft.serving.http.requests import ChatBody, GenerationBody, JsonSchema
 from crossdraft.serving.http.responses import PartialOutput
 from crossdraft.text.answers import AnswerParser, Said, What
