@@ -33,7 +33,7 @@ from crossdraft.cli.running import (
 )
 from crossdraft.cli.workers import Workers, WorkerSettings
 from crossdraft.client.api import addresses_of
-from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
+from crossdraft.config.api import ApiOptions, HttpSettings, RateOptions, ServedGrpc, ServedHttp
 from crossdraft.config.commands import NO_DRAFTER
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
@@ -118,14 +118,14 @@ def serve_http(api: ServedHttp) -> None:
         limited, local = _limits(api), _local_options(api)
         listening = _front(api, api.port)
         grpc = None if api.grpc_port is None else replace(listening, port=api.grpc_port, limit=REQUEST_LIMIT)
-        options = HttpOptions.stated(api, limited, local.max_outputs)
+        http = replace(part_of(HttpSettings, api), max_choices=min(api.max_choices, local.max_outputs))
 
     if api.workers != 1 and not api.worker_of:
         _serve_workers(api, {"--port": api.port} | ({} if api.grpc_port is None else {"--grpc-port": api.grpc_port}))
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
-        app = make_app(outputs, replace(options, metrics=metrics.text))
+        app = make_app(outputs, HttpOptions(limited.keys, limited.rates, http, metrics.text))
         server = HttpServer(app, listening, {"model": model_name(api), **marks}, api)
         others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
@@ -359,7 +359,9 @@ def _emulation(given: EngineOptions) -> "Emulation | None":
 
 def _limits(api: ApiOptions) -> GenerationOptions:
     """What --api-keys, --rate, --burst and --stalled-seconds say, for one process; raises ValueError."""
-    return GenerationOptions.of(Keys.given(api.api_keys, api.api_key or ()), api, max(1, api.worker_of))
+    many = max(1, api.worker_of)
+    rates = replace(part_of(RateOptions, api), rate=api.rate and api.rate / many, burst=ceil(api.burst / many))
+    return GenerationOptions(Keys.given(api.api_keys, api.api_key or ()), rates)
 
 
 def _local_options(api: ApiOptions) -> LocalOptions:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from crossdraft.config.api import HttpSettings
 from crossdraft.serving.http import HttpOptions
 from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import Front, front
@@ -196,7 +197,7 @@ async def test_a_body_over_the_limit(outputs: FakeBackend, chunked: bool) -> Non
         for _ in range(20):
             yield b" " * 100
 
-    async with front(outputs, HttpOptions(max_bytes=1000)) as small:
+    async with front(outputs, HttpOptions(http=HttpSettings(max_body_mib=1000 / 2**20))) as small:
         kind = {"content-type": "application/json"}
         content = pieces() if chunked else b" " * 2000
         response = await small.http.post(COMPLETIONS, content=content, headers=kind)
@@ -207,7 +208,7 @@ async def test_a_body_over_the_limit(outputs: FakeBackend, chunked: bool) -> Non
 async def test_all_bodies_together_have_a_limit_too(outputs: FakeBackend) -> None:
     outputs.waits_after = 0
     large = {"prompt": "a" * 100_000}
-    async with front(outputs, HttpOptions(max_held_bytes=150_000)) as small:
+    async with front(outputs, HttpOptions(http=HttpSettings(max_bodies_mib=150_000 / 2**20))) as small:
         held = asyncio.create_task(small.post(COMPLETIONS, **large))
         await outputs.wait_running(1)
         refused = await small.post(COMPLETIONS, **large)

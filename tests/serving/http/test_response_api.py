@@ -10,7 +10,7 @@ from openai.types.responses import ParsedResponse, Response
 from pydantic import BaseModel
 
 from crossdraft.client import Reason
-from crossdraft.config.api import AnswerOptions, ReasoningParser
+from crossdraft.config.api import HttpSettings, ReasoningParser
 from crossdraft.config.request import Sampling
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.serving.http import HttpOptions
@@ -104,8 +104,8 @@ async def test_calls_come_after_content_and_results_go_back(served: Front, outpu
 
 async def test_reasoning_is_an_item_of_its_own(outputs: FakeBackend) -> None:
     outputs.tokens = tokens_of(["<think>Hm", "</think>", "\n", "Yes"])
-    answers = AnswerOptions(reasoning_parser=ReasoningParser.qwen3)
-    async with front(outputs, HttpOptions(answers=answers)) as served:
+    answers = HttpSettings(reasoning_parser=ReasoningParser.qwen3)
+    async with front(outputs, HttpOptions(http=answers)) as served:
         whole, _ = await both(served, tools=[])
     assert [one["type"] for one in outline(whole)[1]] == ["reasoning", "message"]
     assert outline(whole)[1][0]["content"] == [{"type": "reasoning_text", "text": "Hm"}]

@@ -64,8 +64,8 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)
-    if options.cors:  # before all others: a browser's first question has no key
-        app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.cors)
+    if options.http.cors:  # before all others: a browser's first question has no key
+        app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.http.cors)
     beside = Beside("bodies")
     app.include_router(router_of(backend, options, beside))
     app.include_router(models_router(backend, beside))
@@ -167,13 +167,13 @@ class Outputs:
         model, requests = await self._ordered(request, body)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
         prompts = [(await self._backend.written(model, one)).ids for one in asked]
-        measured = self._options.answers.per_request_spec_decode_metrics is not SpeculativeMetrics.none
+        measured = self._options.http.per_request_spec_decode_metrics is not SpeculativeMetrics.none
         format = kind(body, model, request_id, prompts, measured)
         return await self._sent(request, body.stream, requests, Replies(format, request_id, self._beside))
 
     async def _ordered(self, request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
         """The model of a request, and its outputs."""
-        model, most = _named(self._backend, body.model), self._options.max_choices
+        model, most = _named(self._backend, body.model), self._options.http.max_choices
         if body.num_outputs > most:
             outputs = f"n and the number of prompts make {body.num_outputs} outputs"
             raise RefusedError(400, f"{outputs}; at most {most} in one request", INVALID, "too_many_choices", "n")
@@ -185,7 +185,7 @@ class Outputs:
         return model, await self._beside.run(size, body.output_requests, model, request.scope[ID_KEY])
 
     async def _tool_format(self, body: ChatBody, model: str) -> ToolFormat | None:
-        name: str = self._options.answers.tool_call_parser
+        name: str = self._options.http.tool_call_parser
         if not body.usable:
             return None
         if name == ToolCallParser.auto:
@@ -197,7 +197,7 @@ class Outputs:
 
     async def _reasoning(self, body: ChatBody, model: str) -> Reasoning | None:
         """How an answer to this prompt has it."""
-        marks = REASONINGS.get(self._options.answers.reasoning_parser)
+        marks = REASONINGS.get(self._options.http.reasoning_parser)
         return None if marks is None else after(marks, (await self._backend.written(model, body.prompts[0])).text)
 
     async def _sent(
@@ -209,7 +209,7 @@ class Outputs:
             return Response(answer, media_type="application/json")
         # An error before the first item has a status of its own.
         first = await unless_gone(request.receive, anext(coming))
-        return EventStream(writer.stream(first, coming), writer.fault, self._options.stalled_seconds)
+        return EventStream(writer.stream(first, coming), writer.fault, self._options.rates.stalled_seconds)
 
 
 def route_class(beside: Beside) -> type[APIRoute]:
