@@ -31,7 +31,7 @@ from crossdraft.cli.running import (
     flag_of,
     needs_extra,
 )
-from crossdraft.cli.workers import Workers, WorkerSettings
+from crossdraft.cli.workers import Workers
 from crossdraft.client.api import addresses_of
 from crossdraft.config.api import ApiOptions, HttpSettings, RateOptions, ServedGrpc, ServedHttp
 from crossdraft.config.commands import NO_DRAFTER
@@ -239,12 +239,11 @@ def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int 
         async with own_services(api, _place(api), for_workers=True) as servers:
             at = {role: server.address for role, server in servers.items()}
             options = [text for role, address in at.items() for text in ("--models-at", f"{role}={address}")]
-            shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds, options)
             marks = at | {f"{role}_metrics": server.metrics for role, server in servers.items() if server.metrics}
             with TemporaryDirectory(prefix="crossdraft-metrics-") as folder:
                 exporter = Exporter(registry_of_all(folder))
-                workers = Workers(shares, {SHARED_FOLDER: folder}, partial(mark_process_dead, path=folder))
-                workers.marks |= marks
+                gone, shared = partial(mark_process_dead, path=folder), {SHARED_FOLDER: folder}
+                workers = Workers(api.workers, api.host, ports, api.grace_seconds, options, shared, gone, marks)
                 if metrics_port is not None:
                     workers.marks["metrics"] = exporter.start(api.host, metrics_port)
                 try:
