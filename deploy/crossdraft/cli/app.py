@@ -63,7 +63,10 @@ Cluster = Annotated[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process with 0, 1 (it failed), 2 (wrong usage) or 128 + a signal's number."""
-    _quiet_libraries()
+    # What these libraries read when they are imported; a user's own setting stays.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is an error with a text already
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
     try:
@@ -73,13 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except CommandFailed as error:
         print("crossdraft:", "\n".join(" ".join(str(line).split()) for line in error.args), file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-def _quiet_libraries() -> None:
-    """What these libraries read from the environment when they are imported; a user's own setting stays."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is an error with a text already
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too
 
 
 def _print_version(wanted: bool) -> None:

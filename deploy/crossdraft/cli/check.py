@@ -81,6 +81,12 @@ COLUMNS: Columns = {
     "why": lambda one: one.reason,
 }
 
+CASES: Columns = {
+    "the model's own logits after": lambda case: case.name,
+    "": lambda case: EXACT if case.exact else DIFFERS,
+    "largest difference": lambda case: f"{case.difference:.1e}",
+}
+
 
 def check(
     models: Sequence[str], drafter: str | None, engine: EngineOptions, as_json: bool, markdown: Path | None
@@ -186,15 +192,13 @@ def _print(found: Sequence[ModelCheck]) -> None:
     for one in found if len(found) == 1 else ():
         if one.logits is not None:
             _print_cases(one.logits)
-    table = Table.of(found, COLUMNS)
-    print_table("", table.headings, table.rows)
+    print_table(Table.of(found, COLUMNS))
     counted = Counter(one.outcome for one in found)
     print(", ".join(f"{counted[outcome]} {outcome}" for outcome in (EXACT, DIFFERS, REFUSED, MISSING)))
 
 
 def _print_cases(logits: Conformance) -> None:
-    rows = [(case.name, EXACT if case.exact else DIFFERS, f"{case.difference:.1e}") for case in logits.results]
-    print_table("", ("the model's own logits after", "", "largest difference"), rows)
+    print_table(Table.of(logits.results, CASES))
     memory = logits.memory
     if logits.unbatched:
         print(f"its sessions run one after another, and none begins with a prefix of another one: {logits.unbatched}")

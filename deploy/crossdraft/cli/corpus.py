@@ -161,7 +161,9 @@ def _texts(path: Path, sizes: Mapping[Path, int], doing: str, chunk: int) -> Ite
             try:
                 with file.open("rb") as raw:
                     counted = progress.wrap_file(raw, total=total, task_id=task)
-                    for text in _file_texts(file, TextIOWrapper(counted, "utf-8-sig", newline="\n"), chunk):
+                    opened = TextIOWrapper(counted, "utf-8-sig", newline="\n")
+                    texts = _json_texts(file, opened) if file.suffix == ".jsonl" else _plain_texts(opened, chunk)
+                    for text in filter(None, texts):
                         found = True
                         yield text
             except (OSError, UnicodeDecodeError):
@@ -180,10 +182,6 @@ def _files(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (file for name in names if not name.startswith(".") and (file := Path(place, name)).is_file())
-
-
-def _file_texts(file: Path, opened: TextIO, chunk: int) -> Iterator[str]:
-    return filter(None, _json_texts(file, opened) if file.suffix == ".jsonl" else _plain_texts(opened, chunk))
 
 
 def _plain_texts(opened: TextIO, chunk: int) -> Iterator[str]:

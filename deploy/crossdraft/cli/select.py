@@ -233,13 +233,12 @@ def _speed(pairs: Sequence[Pair]) -> float:
 def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
     if not as_json:
         fastest_first = sorted(candidates, key=lambda one: -one.measured)
-        table = Table.of(fastest_first, COLUMNS)
-        title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
-        print_table(f"{title}; speed without one is 1", table.headings, table.rows)
+        title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}; speed without one is 1"
+        print_table(Table.of(fastest_first, COLUMNS, title))
         kinds = {kind: partial(_of_kind, kind) for one in candidates[:1] for kind in one.kinds}
         if kinds:
-            table = Table.of(fastest_first, {name: COLUMNS[name] for name in ("drafter", "method")} | kinds)
-            print_table("By the kind of prompt", table.headings, table.rows)
+            columns = {name: COLUMNS[name] for name in ("drafter", "method")} | kinds
+            print_table(Table.of(fastest_first, columns, "By the kind of prompt"))
         for one in skipped:
             print(one)
         print(advice(candidates))

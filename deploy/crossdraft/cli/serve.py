@@ -41,7 +41,6 @@ from crossdraft.config.service import (
     ServedDrafter,
     ServedNgram,
     ServedTarget,
-    ServerCertificate,
     ServerOptions,
     ServiceOptions,
     SessionOptions,
@@ -302,21 +301,16 @@ def _listening(service: ServiceOptions) -> Listening:
 
 
 def _front(api: ApiOptions, port: int) -> Listening:
-    certificate, shared = front_files(api), bool(api.worker_of)
+    certificate, shared = _files(FrontFiles, api, "ssl_certfile", "ssl_keyfile"), bool(api.worker_of)
     return Listening(api.host, port, grace_seconds=api.grace_seconds, tls=certificate, shared=shared)
 
 
 def tls_files(options: TlsOptions) -> "TlsFiles | None":
-    """The three files, or None if none was given; raises UsageError if one is missing or cannot be used."""
     return _files(TlsFiles, options, "tls_ca", "tls_cert", "tls_key")
 
 
-def front_files(options: ServerCertificate) -> "FrontFiles | None":
-    """Both files, or None if none was given; raises UsageError if one is missing or cannot be used."""
-    return _files(FrontFiles, options, "ssl_certfile", "ssl_keyfile")
-
-
 def _files(kind: type[Files], options: object, *names: str) -> Files | None:
+    """All of these files, or None if none was given; raises UsageError if one is missing or cannot be used."""
     paths = [getattr(options, name) for name in names]
     if all(path is None for path in paths):
         return None

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import inf
-from typing import Any
+from typing import Any, get_args
 
 import prometheus_client
 from prometheus_client import Histogram
@@ -48,8 +48,8 @@ class Began:
     orchestrator: str  # its actor's id
 
 
-EXPECTED = (RequestError, UnknownModelError, OverloadedError, ServiceError)
 Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
+EXPECTED = get_args(Expected)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,8 @@ class ClusterBackend:
         if error.busy is None and journal.orchestrator:
             self.orchestrators[request.model].avoid(journal.orchestrator)
         journal.orchestrator = ""
-        fault = "" if exact_after_loss(request) else NOT_RESUMED.format(request.generation.method)
+        exact = request.generation.greedy or request.generation.seed is not None
+        fault = "" if exact else NOT_RESUMED.format(request.generation.method)
         if not fault:
             journal.resumed = True
             if journal.lost_at is None:
@@ -268,8 +269,3 @@ def resumable(request: OutputRequest) -> OutputRequest:
 def seed_of(id: str) -> int:
     """A seed of 64 bits from a request's id, by a keyed hash."""
     return int.from_bytes(blake2b(id.encode(), digest_size=SEED_BYTES, key=b"crossdraft seed").digest(), "big")
-
-
-def exact_after_loss(request: OutputRequest) -> bool:
-    """Whether another orchestrator may resume the output without changing its distribution."""
-    return request.generation.greedy or request.generation.seed is not None

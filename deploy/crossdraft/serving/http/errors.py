@@ -163,12 +163,8 @@ def refusal_of_faults(faults: Sequence[Any], body: object) -> RefusedError:
         return where[:1] == named, kind == "too_long", len(where), not kind.endswith("_type")
 
     first, where = max(placed, key=rank)
-    param = ".".join(where) or None
-    return RefusedError(400, _complaint(first, param, isinstance(body, dict)), INVALID, _code(first), param)
-
-
-def _code(fault: Any) -> str | None:
-    return None if fault["type"] == "extra_forbidden" else "invalid_value"
+    param, code = ".".join(where) or None, None if first["type"] == "extra_forbidden" else "invalid_value"
+    return RefusedError(400, _complaint(first, param, isinstance(body, dict)), INVALID, code, param)
 
 
 def _complaint(fault: Any, param: str | None, named: bool) -> str:

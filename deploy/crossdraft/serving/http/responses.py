@@ -222,7 +222,10 @@ class CompletionFormat(Format[CompletionBody]):
         return {
             "tokens": [shown(token.id, token.raw, token.names) for token in tokens],
             "token_logprobs": [None if _first(token) else _finite(token.log_probability) for token in tokens],
-            "top_logprobs": [None if _first(token) else _top(token, count) for token in tokens],
+            "top_logprobs": [
+                None if _first(token) else {shown(id, raw, token.names): _finite(p) for id, raw, p in token.top[:count]}
+                for token in tokens
+            ],
             "text_offset": [*offsets][:-1],
         }
 
@@ -346,10 +349,6 @@ def shown(token: int, raw: bytes, names: Names = ()) -> str:
 
 def _likely(token: int, raw: bytes, value: float | None, names: Names) -> Json:
     return {"token": shown(token, raw, names), "logprob": _finite(value), "bytes": list(raw) or None}
-
-
-def _top(token: Token | PromptToken, count: int) -> dict[str, float]:
-    return {shown(id, raw, token.names): _finite(value) for id, raw, value in token.top[:count]}
 
 
 def _first(token: Token | PromptToken) -> bool:
