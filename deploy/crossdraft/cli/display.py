@@ -82,7 +82,7 @@ class TextScreen:
 
     def rounds(self, spans: Sequence[Span]) -> None:
         """What became of each draft token."""
-        judged = sorted((one for one in spans if one.what is What.JUDGED), key=lambda one: one.begin)
+        judged = sorted((span for span in spans if span.what is What.JUDGED), key=lambda one: one.begin)
         epochs = groupby(judged, lambda one: one.epoch)
         lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
         self.notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)

@@ -235,7 +235,7 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         fastest_first = sorted(candidates, key=lambda one: -one.measured)
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}; speed without one is 1"
         print_table(Table.of(fastest_first, COLUMNS, title))
-        kinds = {kind: partial(_of_kind, kind) for one in candidates[:1] for kind in one.kinds}
+        kinds = {kind: partial(_of_kind, kind) for candidate in candidates[:1] for kind in candidate.kinds}
         if kinds:
             columns = {name: COLUMNS[name] for name in ("drafter", "method")} | kinds
             print_table(Table.of(fastest_first, columns, "By the kind of prompt"))
@@ -260,7 +260,7 @@ def _of_kind(kind: str, one: Candidate) -> str:
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate | None:
     """The fastest of those that are faster than no drafter by CERTAIN standard errors."""
-    helping = [one for one in candidates if one.measured - CERTAIN * one.error > 1]
+    helping = [candidate for candidate in candidates if candidate.measured - CERTAIN * candidate.error > 1]
     return max(helping, key=lambda one: one.measured, default=None)
 
 

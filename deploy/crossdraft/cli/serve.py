@@ -376,7 +376,7 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
     drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or () if api.drafter != [NO_DRAFTER])
     if api.drafter_model:
         drafters = NamedDrafter(api.drafter_model, (own["drafter"],)), *drafters
-    unknown = untrusted - {one.name for one in drafters}
+    unknown = untrusted - {drafter.name for drafter in drafters}
     if unknown:
         raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")
     with checked_options():
@@ -385,7 +385,7 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
 
 def model_name(api: ApiOptions) -> str:
     """Of the model; raises UsageError if there are several, or none."""
-    named = api.model or [one.partition("=")[0] for one in api.lora_modules] or [api.target_model or ""]
+    named = api.model or [module.partition("=")[0] for module in api.lora_modules] or [api.target_model or ""]
     if not named[0]:
         raise UsageError("give --model, the name of the model in the API")
     return only_model(named)

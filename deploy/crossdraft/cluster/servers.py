@@ -60,11 +60,11 @@ ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
 def faults_of(node: str, processes: Sequence[Process]) -> str:
     """What `check` says of each, a line for each; runs on a node, in a task."""
     said = []
-    for one in processes:
+    for process in processes:
         try:
-            check(one)
+            check(process)
         except (ValueError, CannotListen) as error:
-            said.append(f"{one.what} cannot be served on node {node}: {error}")
+            said.append(f"{process.what} cannot be served on node {node}: {error}")
     return "\n".join(said)
 
 

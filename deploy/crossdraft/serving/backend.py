@@ -223,7 +223,7 @@ class LocalBackend:
         self._options = options or LocalOptions()
         self._model = model
         self._created = int(time.time())
-        named = {one.name: self._connection_to(one.addresses, one.trusted) for one in model.drafters}
+        named = {drafter.name: self._connection_to(drafter.addresses, drafter.trusted) for drafter in model.drafters}
         self._connections = named or {DECODE_PLAINLY: self._connection_to()}
         self._choice = DrafterChoice()
         self.running = 0  # outputs

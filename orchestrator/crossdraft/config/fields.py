@@ -77,7 +77,7 @@ def option(
 def fault_of(metadata: Mapping[str, Any], value: Any) -> str:
     """What is wrong with the value of an option, to be said after its name; empty if nothing is."""
     entries = value if isinstance(value, list | tuple) else (value,)
-    return next(filter(None, (_fault(metadata, one) for one in entries)), "")
+    return next(filter(None, (_fault(metadata, entry) for entry in entries)), "")
 
 
 def _fault(metadata: Mapping[str, Any], value: Any) -> str:

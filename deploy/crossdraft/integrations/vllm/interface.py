@@ -65,7 +65,7 @@ class Options:
     def read(environment: Mapping[str, str]) -> "Options":
         given = {name: environment.get(f"{PREFIX}{name}", "") for name in VARIABLES}
         drafters = addresses_of(given["DRAFTER"])
-        if not drafters or not all(_is_address(one) for one in drafters):
+        if not drafters or not all(_is_address(drafter) for drafter in drafters):
             raise ValueError(
                 "set CROSSDRAFT_DRAFTER to the address of a drafter service, HOST:PORT, or to several with commas "
                 f"between them, without http:// and without a name; it is {given['DRAFTER']!r}"

@@ -168,7 +168,7 @@ def read_choice(value: Any) -> tuple[str, list[str]]:
         mode = "named" if value["type"] == "function" else f"allowed {inner['mode']}"
         names = [one.get("function", one)["name"] for one in named]
         known = mode in ("named", "allowed auto", "allowed required")
-        if names and known and all(isinstance(one, str) for one in names):
+        if names and known and all(isinstance(name, str) for name in names):
             return mode, names
     except (AttributeError, KeyError, TypeError):
         pass  # it is none of these
@@ -250,7 +250,7 @@ class MessageBody(Part):
             given = {"tool_call_id": self.tool_call_id, "name": self.name}
         elif self.role == "assistant":
             reasoning = self.reasoning or self.reasoning_content
-            calls = [one.shown for one in self.tool_calls or ()]
+            calls = [call.shown for call in self.tool_calls or ()]
             given = {"tool_calls": calls, "reasoning_content": reasoning if isinstance(reasoning, str) else ""}
         shown = {name: value for name, value in given.items() if value}
         role = "system" if self.role == "developer" else self.role
@@ -275,14 +275,14 @@ class TemplateFields(Body):
     @field_validator("tools")
     @classmethod
     def _differ(cls, tools: list[ToolBody]) -> list[ToolBody]:
-        if twice := [name for name, count in Counter(one.function.name for one in tools).items() if count > 1]:
+        if twice := [name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1]:
             raise ValueError(f"their names must differ, and {twice[0]!r} is there more than once")
         return tools
 
     @property
     def usable(self) -> list[FunctionBody]:
         """What the model is told that it may call."""
-        return [one.function for one in self.tools]
+        return [tool.function for tool in self.tools]
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
         tools = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.usable]
@@ -290,7 +290,7 @@ class TemplateFields(Body):
         effort |= {"enable_thinking": False} if self.reasoning_effort == "none" else {}
         given = {**effort, **(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
         settings = json.dumps(given) if given else ""
-        said = tuple(one.message for one in messages)
+        said = tuple(body.message for body in messages)
         return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
 
 

@@ -401,7 +401,7 @@ class ChatBody(TemplateFields, GenerationBody):
         tools = info.data.get("tools")
         if mode not in ("none", "auto") and tools == []:
             raise ValueError("When using `tool_choice`, `tools` must be set.")
-        if tools is not None and not {*names} <= {one.function.name for one in tools}:
+        if tools is not None and not {*names} <= {tool.function.name for tool in tools}:
             raise ValueError("The tool specified in `tool_choice` does not match any of the specified `tools`")
         return choice
 
@@ -453,7 +453,7 @@ class ChatBody(TemplateFields, GenerationBody):
         found = OF_FUNCTION.search(str(error)) if error.field == GRAMMAR and self._grammar_in == "tools" else None
         if found is None or int(found[1]) >= len(self._chosen):
             return super().field_of(error)
-        at = [one.function for one in self.tools].index(self._chosen[int(found[1])])
+        at = [tool.function for tool in self.tools].index(self._chosen[int(found[1])])
         return f"tools.{at}.function.parameters"
 
     @property

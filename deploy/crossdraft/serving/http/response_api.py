@@ -149,7 +149,7 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
         return {name: getattr(self, name) for name in SHARED} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
-            "tools": [{"type": one.type, "function": one.model_dump(exclude={"type"})} for one in self.tools],
+            "tools": [{"type": tool.type, "function": tool.model_dump(exclude={"type"})} for tool in self.tools],
             "tool_choice": self.tool_choice,
             "reasoning_effort": self.reasoning and self.reasoning.effort,
             "response_format": shape

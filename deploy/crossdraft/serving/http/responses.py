@@ -169,7 +169,7 @@ class Format(ABC, Generic[BodyT]):
 
     def _totals(self, outputs: Sequence[PartialOutput]) -> Json:
         """Usage, and metrics where they are wanted."""
-        figures = [one.ended.statistics for one in outputs if one.ended is not None]
+        figures = [output.ended.statistics for output in outputs if output.ended is not None]
         measured = self._measured and len(figures) == 1 and figures[0].drafted_at
         metrics = {"metrics": {"speculative_decoding": _speculative_decoding(figures[0])}} if measured else {}
         prompts = sum(one.prompt_tokens for one in figures[:: self.body.n])

@@ -48,7 +48,7 @@ class Replies:
                 if not isinstance(item, TraceSpans):
                     self._outputs[index].hear(item)
                     self._outputs[index].take(item, self._body.echoes_tokens)
-        values = sum(len(one.tokens) for one in self._outputs) * (1 + (self._body.num_logprobs or 0))
+        values = sum(len(output.tokens) for output in self._outputs) * (1 + (self._body.num_logprobs or 0))
         return await self._beside.run(BYTES * values, lambda: JSON.dump_json(self._format.whole(self._outputs)))
 
     async def stream(self, first: IndexedItem, rest: AsyncGenerator[IndexedItem, None]) -> AsyncGenerator[bytes, None]:
