@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from errno import EACCES
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import uvloop
 from rich.console import Console
@@ -39,6 +39,7 @@ PROMPTS = (
 # Fields of a request, in an error that is about them: `generate` has them as options.
 FIELDS = re.compile(rf"\b({'|'.join(one.name for one in fields(RequestOptions) if '_' in one.name)})\b")
 Run = Callable[[Coroutine[Any, Any, None]], None]
+ProgressCounter = Callable[..., None]  # counts what was done, by default 1; `doing` is what it says from then on
 # uvloop makes processes by fork, and gRPC's handlers of that crash the child now and then where channels are open.
 # asyncio makes them by vfork, which runs no handlers.
 STARTS_PROCESSES: Run = asyncio.run
@@ -156,12 +157,6 @@ def as_typed(error: ValueError) -> str:
 
 def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-class ProgressCounter(Protocol):
-    """Counts what was done; `doing` is what the counter says from then on."""
-
-    def __call__(self, count: int = 1, doing: str = "") -> None: ...
 
 
 @contextmanager

@@ -40,14 +40,14 @@ Pair = tuple[Statistics, Statistics]  # of an output, and of the same without a 
 RUNS = 3  # generations per prompt and method: to learn, and then beside one without a drafter
 
 COLUMNS: Columns = {
-    "drafter": lambda one: short(one.drafter),
-    "method": lambda one: one.method,
-    "accepted": lambda one: f"{one.acceptance:.1%}",
-    "tokens/pass": lambda one: f"{one.tokens_per_pass:.2f}",
-    "mostly": lambda one: one.mostly,
-    "measured": lambda one: f"{_speedup(one)} ×",
-    "without repeats": lambda one: f"{one.without_repeats:.2f} × ({one.repeating})",
-    "tokens/s": lambda one: f"{one.tokens_per_second:.1f} ({one.plain_tokens_per_second:.1f})",
+    "drafter": lambda candidate: short(candidate.drafter),
+    "method": lambda candidate: candidate.method,
+    "accepted": lambda candidate: f"{candidate.acceptance:.1%}",
+    "tokens/pass": lambda candidate: f"{candidate.tokens_per_pass:.2f}",
+    "mostly": lambda candidate: candidate.mostly,
+    "measured": lambda candidate: f"{_speedup(candidate)} ×",
+    "without repeats": lambda candidate: f"{candidate.without_repeats:.2f} × ({candidate.repeating})",
+    "tokens/s": lambda candidate: f"{candidate.tokens_per_second:.1f} ({candidate.plain_tokens_per_second:.1f})",
 }
 CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,16 +38,6 @@ Drafts = list[list[int]]
 
 class NotSupportedError(RuntimeError):
     """This vLLM, or its configuration, cannot be served; the text says what to change."""
-
-
-class Group(Protocol):
-    """The ranks of one tensor-parallel group, as vLLM's `GroupCoordinator`."""
-
-    rank_in_group: int
-    world_size: int
-
-    def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:
-        """Rank `src` gives an object to all; returns it."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +109,9 @@ def check_version(installed: str, any_version: bool) -> None:
     )
 
 
-def share(group: Group, drafts: Drafts | None) -> Drafts:
-    """Rank 0's drafts, on every rank of a group: vLLM calls the proposer on each, and all must propose the same."""
+def share(group: Any, drafts: Drafts | None) -> Drafts:
+    """Rank 0's drafts, on every rank of a group (vLLM's `GroupCoordinator`): vLLM calls the proposer on each, and all
+    must propose the same."""
     if group.world_size == 1:
         assert drafts is not None
         return drafts
@@ -147,7 +138,7 @@ class RemoteDrafter:
         self._context: int = vllm_config.model_config.max_model_len
         call_to_the_end(vllm_config.speculative_config, self._context)
         self._failed = False
-        self._group: Group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
+        self._group: Any = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
         sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
         # Every rank verifies, so that every rank is checked.
         sampling = ensure_exact(sampler, torch.device(vllm_config.device_config.device))
