@@ -38,7 +38,7 @@ from crossdraft.serving.http.errors import (
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.serving.http.response_api import ResponsesBody, ResponseWriter
-from crossdraft.serving.http.responses import JSON, ChatFormat, CompletionFormat, Json, ModelCard, ModelList, Ready
+from crossdraft.serving.http.responses import JSON, ChatFormat, CompletionFormat, Json, ModelCard, ModelList
 from crossdraft.serving.http.streaming import AnyFormat, ClientGoneError, EventStream, Replies, merged, unless_gone
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
@@ -95,14 +95,15 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
         """How many requests for outputs are under way."""
         return {"server_load": request.scope[LOAD_KEY]}
 
-    @app.get("/ready", responses={**FAULTS}, response_model_exclude_none=True)
-    async def ready() -> Ready:
+    @app.get("/ready", responses={**FAULTS})
+    async def ready() -> Json:
         """A model can be served; if not, the error says why."""
         models = await backend.models()
         names = [model.name for model in models if model.there]
         if not names:
             raise replace(ABSENT, text=_absence(models)).refusal()
-        return Ready(status="ready", models=names, detail=_detail(models) or None)
+        detail = _detail(models)  # what is not as it should be, though models can be served
+        return {"status": "ready", "models": names} | ({"detail": detail} if detail else {})
 
     text_of = options.metrics
     if text_of is not None:

@@ -68,14 +68,6 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-class Ready(BaseModel):
-    """The answer of /ready."""
-
-    status: Literal["ready"]
-    models: list[str]
-    detail: list[str] | None = None  # what is not as it should be, though models can be served
-
-
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 Shown = PromptTokens | Committed | OutputEnded
 Json = dict[str, Any]  # one of the objects above, or a part of it
