@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.audit.checks import AuditPlan, Result
-from crossdraft.audit.report import FEW_DRAFTED, Report, verdict_of
-from crossdraft.cli.audit import run
+from crossdraft.cli.audit import FEW_DRAFTED, Report, run, verdict_of
 from crossdraft.cli.generate import named
 from crossdraft.cli.running import PROMPTS, CommandFailed
 from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference, ReportFile

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,26 @@ print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
 def test_what_runs_no_model_imports_none() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stderr == "\n"
+
+
+def test_a_port_that_is_taken_is_said_before_anything_heavy_is_imported() -> None:
+    program = """
+import sys
+from crossdraft.cli.app import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    print(*[name for name in ("torch", "fastapi") if name in sys.modules], ended.code)
+"""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for server in ("target --model x", "drafter --model x", "http --target-model bundled:target"):
+            command = [sys.executable, "-c", program, "serve", *server.split(), "--port", port]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            assert done.stdout == "1\n"
+            assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 
 
 # The laboratory's root is a folder on the path in a checkout; a wheel does not have it.
@@ -101,6 +122,11 @@ def test_version(cli: Cli) -> None:
         (["bench", "throughput", "--cache-mib", "0"], "--cache-mib must be at least 1, got 0"),
         (["generate", "--stop-token-id", "1,x"], "--stop-token-id must be a whole number, got x"),
         (["generate", "--overlap", "perhaps"], "--overlap must be auto, on or off, got perhaps"),
+        (["generate", "--method", "tokentiming"], "choose an exact method, or allow it with --allow-inexact"),
+        (
+            ["generate", "--overlap", "off", "--tree-nodes", "1"],
+            "--tree-nodes must be at least 6, more than the depth of the tree (--num-speculative-tokens, 5), or 0",
+        ),
         (["serve", "verifier", "--model", "x"], "No such command 'verifier'"),
         (["serve", "target"], "Missing option '--model'"),
         (["inspect", "only-one"], "Missing argument"),

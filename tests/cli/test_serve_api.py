@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from crossdraft.cli import serve
 from crossdraft.config.engine import OwnModels
 from crossdraft.engine.loader import LoadOptions, load_model
-from crossdraft.serving.backend import LocalOptions
+from crossdraft.serving.backend import LocalModel, LocalOptions
 from tests.cli.conftest import COMMAND, Cli
 
 KEY = "alice-0123456789abcdef"
@@ -302,6 +302,7 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
         (["--drafter", "127.0.0.1:9"], "--drafter must be NAME=HOST:PORT"),
         (["--drafter", "a=127.0.0.1"], "--drafter must be HOST:PORT"),
         (["--drafter", "a=127.0.0.1:9", "--drafter", "a=127.0.0.1:8"], "have the same name"),
+        (["--drafter", "none", "--drafter", "a=127.0.0.1:8"], "--drafter none is no drafter: leave out the others, or"),
         (["--model", "large"], "--model was given 2 times (tiny, large), and a server has one model"),
         (["--untrusted-drafter", "b"], "--untrusted-drafter names 'b', but no --drafter has that name"),
         (["--api-keys", "/nowhere/keys"], "cannot read the API keys"),
@@ -311,6 +312,13 @@ def test_options_out_of_range(cli: Cli, options: list[str], complaint: str) -> N
     done = cli("serve", "http", "--target", "127.0.0.1:9", "--model", "tiny", *options)
     done.failed(complaint)
     assert done.err.count("\n") == 1
+
+
+def test_none_is_no_drafter(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[LocalModel] = []
+    monkeypatch.setattr(serve, "_serve_api", lambda api, *_: found.append(serve._local_model(api, {})))
+    assert cli("serve", "http", "--target", "127.0.0.1:9", "--model", "tiny", "--drafter", "none").code == 0
+    assert [model.drafters for model in found] == [()]
 
 
 @pytest.mark.parametrize("front", ["http", "grpc"])

@@ -18,7 +18,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from crossdraft.cli.workers import Worker, Workers, WorkerSettings, reserved
+from crossdraft.cli.workers import Worker, Workers, reserved
 from crossdraft.rpc.errors import CannotListen
 from tests.cli.conftest import COMMAND, Cli
 from tests.rpc.clock import HANGS
@@ -144,7 +144,7 @@ async def test_a_worker_may_print_before_and_after_its_ready_line() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", printing, stdout=asyncio.subprocess.PIPE)
     worker = Worker(process)
     try:
-        assert await Workers(WorkerSettings(1, "127.0.0.1"), {}, print)._readiness(worker) is None
+        assert await Workers(1, "127.0.0.1", {}, 10.0, (), {}, print)._readiness(worker) is None
         assert worker.ready == {"ready": True}
         assert await asyncio.wait_for(process.wait(), HANGS) == 0
     finally:

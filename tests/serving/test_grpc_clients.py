@@ -7,10 +7,11 @@ import grpc
 import pytest
 
 from crossdraft.client import Kind, Token
+from crossdraft.config.api import RateOptions
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import Committed, GenerationClient
 from crossdraft.serving.grpc_client import Client
-from crossdraft.serving.limits import GenerationOptions, Keys, RateLimit
+from crossdraft.serving.limits import GenerationOptions, Keys
 from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, serving
 
 KEY = "alice-0123456789abcdef"
@@ -41,7 +42,7 @@ async def test_keys() -> None:
 
 
 async def test_rates() -> None:
-    options = GenerationOptions(Keys.of({"alice": KEY, "bob": KEY[::-1]}), RateLimit(per_minute=0.1, burst=2))
+    options = GenerationOptions(Keys.of({"alice": KEY, "bob": KEY[::-1]}), RateOptions(rate=0.1, burst=2))
     async with (
         serving(FakeBackend(), options) as server,
         GenerationClient(server.address, KEY) as alice,
@@ -53,7 +54,7 @@ async def test_rates() -> None:
             await alice.models()
         assert 500 < raised.value.after <= 600
         assert await bob.models()
-    async with serving(FakeBackend(), GenerationOptions(rate=RateLimit(0.1, 1))) as server:
+    async with serving(FakeBackend(), GenerationOptions(rates=RateOptions(rate=0.1, burst=1))) as server:
         for expected in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED):  # another connection each
             assert await status_of(server.address, "Models", ()) is expected
 
@@ -104,7 +105,7 @@ async def rest_of(call: "grpc.aio.UnaryStreamCall[bytes, bytes]") -> None:
 
 async def test_a_client_that_does_not_read_is_bounded_and_then_given_up() -> None:
     outputs = FakeBackend(tokens=[Token(1, "x", bytes(2**16), Kind.BONUS, None)] * 10_000)
-    options = GenerationOptions(stalled_seconds=0.2)
+    options = GenerationOptions(rates=RateOptions(stalled_seconds=0.2))
     async with serving(outputs, options) as server, grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_stream("/crossdraft.v1.Generation/Generate")(b"\x1a\x02Hi")
         await call.read()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.serving.limits import MAX_CLIENTS, KeyRefusedError, Keys, KeysError, RateLimit, Rates, scope_of
+from crossdraft.config.api import RateOptions
+from crossdraft.serving.limits import MAX_CLIENTS, KeyRefusedError, Keys, KeysError, Rates, scope_of
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
@@ -89,7 +90,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_bucket_holds_a_burst_and_fills_at_its_rate() -> None:
-    rates = Rates(RateLimit(per_minute=30, burst=3))
+    rates = Rates(RateOptions(rate=30, burst=3))
     assert [rates.take("a", 10.0) for _ in range(4)] == [0, 0, 0, pytest.approx(2.0)]
     assert rates.take("b", 10.0) == 0
     assert rates.take("a", 11.0) == pytest.approx(1.0)
@@ -99,7 +100,7 @@ def test_a_bucket_holds_a_burst_and_fills_at_its_rate() -> None:
 
 
 def test_buckets_of_those_who_asked_long_ago_are_forgotten() -> None:
-    rates = Rates(RateLimit(per_minute=1, burst=1))
+    rates = Rates(RateOptions(rate=1, burst=1))
     for client in range(MAX_CLIENTS + 1):
         assert rates.take(str(client), 0.0) == 0
     assert rates.take(str(MAX_CLIENTS), 0.0) > 0

@@ -217,7 +217,7 @@ def test_an_audit_needs_a_drafter() -> None:
         ({"overlap": "off", "max_draft_tokens": 4}, "max_draft_tokens has no effect with overlap off"),
         ({"overlap": "off", "branches": 0}, "branches has no effect with overlap off"),
         ({"overlap": "on", "tree_nodes": 16}, "tree_nodes has no effect with overlap on"),
-        ({"overlap": "off", "tree_nodes": 5}, "a tree of depth 5, num_speculative_tokens, has more nodes than that"),
+        ({"overlap": "off", "tree_nodes": 5}, "tree_nodes must be at least 6, more than the depth of the tree"),
         ({"audit": True, "tree_nodes": 16}, "an audit recomputes the draws of chains"),
         ({"overlap": "on", "method": "slrs"}, "method 'slrs' judges a whole draft at once"),
         ({"method": "magic"}, "unknown method 'magic'"),

@@ -174,7 +174,7 @@ def test_of_tools_whose_schema_is_wrong_the_first_one_is_named_without_the_gramm
     reason = 'function_1_get_weather_arguments: failed to compile JSON schema: Unimplemented keys: ["not"]'
     with pytest.raises(GrammarError) as refused:
         of_letters().matcher(grammar)
-    assert str(refused.value) == f"Grammar error: {reason}"
+    assert str(refused.value) == f"Grammar error: {reason}, at $.properties.a.not"
 
 
 def test_content_beside_calls() -> None:

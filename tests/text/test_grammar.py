@@ -141,7 +141,19 @@ def test_white_space_is_free_unless_it_is_not_wanted() -> None:
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
-        (Grammar.json({"type": "obj"}), "Invalid type: obj"),
+        (Grammar.json({"type": "obj"}), r"Invalid type: obj, at \$\.type$"),
+        (
+            Grammar.json({"properties": {"a": {"items": {"minLength": "x"}}}}),
+            r"at \$\.properties\.a\.items\.minLength$",
+        ),
+        (
+            Grammar.json({"anyOf": [{}, {"properties": {"a": 3}}]}),
+            r"object or boolean, at \$\.anyOf\.1\.properties\.a$",
+        ),
+        (Grammar.json({"$defs": {"a": {"enum": "x"}}, "$ref": "#/$defs/a"}), r"at \$\.\$defs\.a\.enum$"),
+        (Grammar.json({"properties": {"b": {"$ref": "#/$defs/x"}}}), r"at \$\.properties\.b\.\$ref$"),
+        (Grammar.json({"const": {"type": "x"}, "properties": {"b": {"type": "x"}}}), r"at \$\.properties\.b\.type$"),
+        (Grammar.ebnf('start: a\na: "x" %json {"items": {"type": "y"}}'), r"error: a: .*, at \$\.items\.type$"),
         (Grammar.json({"not": {"type": "string"}}), "Unimplemented keys"),
         (Grammar.json("[]"), "a JSON schema must be an object"),
         (Grammar.json('{"a'), "Unterminated string"),

@@ -93,7 +93,7 @@ async def audit(plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None)
     adjusted = holm([test.p for test in tests])
     for kind in dict.fromkeys(test.kind for test in tests):
         mine = [(p, test) for p, test in zip(adjusted, tests, strict=True) if test.kind == kind]
-        p, worst = min(mine, key=lambda one: one[0])
+        p, worst = min(mine, key=lambda test: test[0])
         count = f"{len(mine)} test{'s' * (len(mine) > 1)}"
         finding = f"{count}, smallest corrected p {p:.2g}: {worst.finding}, {worst.where}"
         checks.append(Check(kind, FAULT if p < plan.level else OK, finding))
@@ -116,20 +116,20 @@ async def greedy(
     theirs = ours if reference is None else await _outputs(reference, prompts, plan.greedy_tokens)
     pairs = list(zip(ours, theirs, strict=True))
     compare = {
-        "greedy by its own log-probabilities": [_own_gap(*one) for one in enumerate(ours, 1)],
+        "greedy by its own log-probabilities": [_own_gap(*reply) for reply in enumerate(ours, 1)],
         "greedy text, against the reference": [compared(number, *pair) for number, pair in enumerate(pairs, 1)],
     }
     done = [bool(endpoint.abilities.top), reference is not None]
     checks, differences = [], []
     for (name, found), able in zip(compare.items(), done, strict=True):
         if able:
-            differences += [one for one in found if one is not None]
+            differences += [difference for difference in found if difference is not None]
             checks.append(_judged(name, found, plan.tolerance))
     return checks + [_values(pairs, plan.tolerance)] * all(done), differences
 
 
 async def _outputs(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> list[Reply]:
-    return [reply for (reply,) in await asyncio.gather(*(endpoint.ask(one, tokens, 0.0) for one in prompts))]
+    return [reply for (reply,) in await asyncio.gather(*(endpoint.ask(prompt, tokens, 0.0) for prompt in prompts))]
 
 
 def _own_gap(prompt: int, reply: Reply) -> Difference | None:
@@ -154,9 +154,9 @@ def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference | None:
     for number, place in enumerate(theirs.places):
         after = before + place.raw
         if told.startswith(before) and not mine.startswith(after):
-            others = dict(one for one in place.top if one[0] and one[0] != place.token)
-            rest, named = mine[len(before) :], b"".join(one.raw for one in ours.places[:number]) == before
-            names = [one.token for one in ours.places[number : number + 1]] if named else []
+            others = dict(listed for listed in place.top if listed[0] and listed[0] != place.token)
+            rest, named = mine[len(before) :], b"".join(place.raw for place in ours.places[:number]) == before
+            names = [place.token for place in ours.places[number : number + 1]] if named else []
             names = names or [name for name in others if rest.startswith(name.encode())]
             name = names[0] if names and names[0] in others else ""
             came = name or rest[:12].decode(errors="replace") or "the end of the text"
@@ -170,9 +170,9 @@ def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference | None:
 
 def _judged(name: str, found: Sequence[Difference | None], tolerance: float) -> Check:
     """Args: found: of each text, None where it is as it should be."""
-    some = [one for one in found if one is not None]
-    faults = sum(one.gap > tolerance for one in some)
-    unknown = sum(one.gap <= tolerance and one.at_least for one in some)
+    some = [difference for difference in found if difference is not None]
+    faults = sum(difference.gap > tolerance for difference in some)
+    unknown = sum(difference.gap <= tolerance and difference.at_least for difference in some)
     ties = len(some) - faults - unknown
     counts = f"{len(found) - len(some)} equal, {ties} ties (gap up to {tolerance:g} nats), {faults} faults"
     counts += f", {unknown} that cannot be judged" * bool(unknown)
@@ -263,7 +263,7 @@ def _contexts(outputs: Iterable[Reply], depth: int) -> dict[tuple[str, ...], lis
         for number, place in enumerate(reply.places[:depth]):
             contexts[names[:number]].append(place)
     told = {path: not any(place.ambiguous for place in places) for path, places in contexts.items()}
-    return {(): []} | {path: [draw_of(one) for one in places] for path, places in contexts.items() if told[path]}
+    return {(): []} | {path: [draw_of(place) for place in places] for path, places in contexts.items() if told[path]}
 
 
 def draw_of(place: Place) -> Draw:

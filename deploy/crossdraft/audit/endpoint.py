@@ -259,7 +259,7 @@ def reply_of(choice: Mapping[str, Any], top: int) -> Reply:
         places = [_place(token, token.encode(), value, [*(top_of or {}).items()], top) for token, value, top_of in rows]
     content = choice if "text" in choice else choice["message"]
     names = ("text", "content", "reasoning_content", "reasoning")  # of a model that reasons, what it has said so far
-    text = next((content[one] for one in names if content.get(one)), "")
+    text = next((content[name] for name in names if content.get(name)), "")
     return Reply(str(text), tuple(places), choice.get("finish_reason") == "stop")
 
 

@@ -17,17 +17,8 @@ import typer
 
 from crossdraft.cli.commands import command
 from crossdraft.cli.running import CommandFailed, Interrupted, checked_options
+from crossdraft.config import commands
 from crossdraft.config.api import ServedGrpc, ServedHttp
-from crossdraft.config.commands import (
-    AffinityOptions,
-    AuditedEndpoint,
-    AuditOptions,
-    AuditReference,
-    CertsOptions,
-    ReportFile,
-    RequestOptions,
-    WhereToGenerate,
-)
 from crossdraft.config.engine import DEMO, STARTED, EngineOptions
 from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.service import ServedDrafter, ServedNgram, ServedTarget
@@ -63,7 +54,10 @@ Cluster = Annotated[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process with 0, 1 (it failed), 2 (wrong usage) or 128 + a signal's number."""
-    _quiet_libraries()
+    # What these libraries read when they are imported; a user's own setting stays.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is an error with a text already
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
     try:
@@ -73,13 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except CommandFailed as error:
         print("crossdraft:", "\n".join(" ".join(str(line).split()) for line in error.args), file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-def _quiet_libraries() -> None:
-    """What these libraries read from the environment when they are imported; a user's own setting stays."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is an error with a text already
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers heeds it too
 
 
 def _print_version(wanted: bool) -> None:
@@ -119,8 +106,8 @@ def demo(
 def generate(
     *,
     prompt: Prompt = None,
-    where: WhereToGenerate,
-    options: RequestOptions,
+    where: commands.WhereToGenerate,
+    options: commands.RequestOptions,
     as_json: bool = option(False, "Print one JSON object for each token, then one for the whole.", "--json"),
     verbose: bool = option(
         False, "Say what the figures mean, and, without --server, the fate of draft tokens.", "--verbose", "-v"
@@ -189,7 +176,9 @@ def select(
 
 
 @command(app, runs="crossdraft.cli.corpus:make_affinity")
-def affinity(corpus: Corpus, target: Tokenizer, drafter: Tokenizer, output: Output, options: AffinityOptions) -> None:
+def affinity(
+    corpus: Corpus, target: Tokenizer, drafter: Tokenizer, output: Output, options: commands.AffinityOptions
+) -> None:
     """Make an affinity matrix, for `serve drafter --affinity`.
 
     It says which target tokens each draft token may stand for; the method rdk uses it.
@@ -202,7 +191,12 @@ def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
 
 
 @command(app, runs="crossdraft.cli.audit:audit")
-def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile) -> None:
+def audit(
+    endpoint: commands.AuditedEndpoint,
+    reference: commands.AuditReference,
+    options: commands.AuditOptions,
+    file: commands.ReportFile,
+) -> None:
     """Check that a server's outputs have its model's distribution. Any server of OpenAI's API can be audited.
 
     Greedy texts are compared with a reference, if one is given, and sampled tokens with their log-probabilities. It
@@ -213,7 +207,7 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
 @command(app, runs="crossdraft.cli.certs:certs")
 def certs(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Keep it private: the CA's key is in it.")],
-    options: CertsOptions,
+    options: commands.CertsOptions,
 ) -> None:
     """Make certificates for mutual TLS. The first call makes a private CA, each call a certificate for each --host."""
 

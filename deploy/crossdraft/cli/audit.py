@@ -1,10 +1,16 @@
 """`crossdraft audit`: whether what an endpoint of OpenAI's API generates has the distribution of its model."""
 
 import json
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from crossdraft.cli.generate import named
 from crossdraft.cli.processes import Wanted, base_url, http_server, running, threads_each
@@ -26,21 +32,23 @@ from crossdraft.client.api import software
 from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference, ReportFile
 
 try:
-    from crossdraft.audit.checks import NOT_CHECKED, AuditPlan
+    from crossdraft.audit.checks import FAULT, NOT_CHECKED, OK, AuditPlan, Result
     from crossdraft.audit.checks import audit as run_audit
     from crossdraft.audit.endpoint import CannotBeAudited, Endpoint
-    from crossdraft.audit.report import Report, plain, reach_of, tables_of, verdict_of
+    from crossdraft.audit.statistics import POWER
 except ImportError as absent:
     raise UsageError(f"an audit {needs_extra('audit')} ({absent})") from absent
 
+FORMAT = 2
+STYLES = {OK: "green", FAULT: "bold red"}
+SHOWN = 8  # differences and tests in the tables; the JSON has all
+MAX_WIDTH = 90  # characters of a column
+FEW_DRAFTED = 1000  # draft tokens: with fewer, speculation was hardly tested
+WANTED_ERROR = 0.02  # of a temperature, for which the report says how many samples would find it
+
 
 def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile) -> None:
-    """Runs the audit; tables on stdout, and a file if a path is given.
-
-    Raises:
-        UsageError: a value is out of its range, options do not go together, or the server cannot be audited.
-        CommandFailed: a fault was found, or the reference does not start.
-    """
+    """Runs the audit; tables on stdout, and a file if a path is given."""
     check_report(file)
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")
@@ -106,15 +114,90 @@ async def run(
     show(Report(begun, software(), *about, plan, *counts, drafted, result), file)
 
 
+@dataclass(frozen=True)
+class Report:
+    """What was asked of whom, and what was found."""
+
+    begun: str  # ISO 8601, UTC
+    software: str  # version of this package
+    url: str
+    model: str
+    api: str  # completions or chat
+    listed: int  # tokens with log-probabilities at each place
+    reference: str  # URL or model; empty: none
+    plan: AuditPlan
+    planned: int  # requests
+    requests: int  # that were sent: also those that learnt what the endpoint lets one ask for, and retries
+    retries: int
+    draft_tokens: tuple[int, int] | None  # of the server meanwhile, and accepted ones; None: it does not say
+    result: Result
+
+
 def show(report: Report, file: ReportFile) -> None:
     """Prints and writes it. Raises CommandFailed if there is a fault, and CannotBeAudited if nothing was checked."""
     for table in tables_of(report):
         print_whole(table)
     for line in reach_of(report):
         print(line)
-    write_report(file, plain(report))
+    write_report(file, {"format": FORMAT, **asdict(report), "faults": list(report.result.faults)})
     if all(check.verdict == NOT_CHECKED for check in report.result.checks):
         raise CannotBeAudited("nothing is checked")
     if report.result.faults:
         raise CommandFailed(f"faults were found: {', '.join(report.result.faults)}")
     print(verdict_of(report))
+
+
+def tables_of(report: Report) -> Iterator[Table]:
+    result = report.result
+    beside = f", against {report.reference}" if report.reference else ""
+    checks = _table(f"{report.model} at {report.url} ({report.api}){beside}", "check", "verdict", "finding")
+    for check in result.checks:
+        checks.add_row(check.name, Text(check.verdict, STYLES.get(check.verdict, "")), Text(check.finding))
+    yield checks
+    if result.differences:
+        found = _table("greedy: the farthest differences", "prompt", "token", "gap, nats", "what came")
+        for one in sorted(result.differences, key=lambda one: -one.gap)[:SHOWN]:
+            gap = f"{'over ' * one.at_least}{one.gap:.3g}"
+            found.add_row(str(one.prompt), str(one.token), gap, Text(one.text))
+        yield found
+    if result.tests:
+        headings = "test", "of", "draws", "statistic", "df", "p", "corrected p"
+        tests = _table("distributions: the least probable", *headings)
+        ranked = sorted(zip(result.adjusted, result.tests, strict=True), key=lambda one: one[1].p)
+        for adjusted, test in ranked[:SHOWN]:
+            numbers = f"{test.count:,}", f"{test.statistic:.1f}", str(test.freedom or ""), f"{test.p:.2g}"
+            tests.add_row(test.kind, Text(test.where), *numbers, f"{adjusted:.2g}")
+        yield tests
+
+
+def reach_of(report: Report) -> Iterator[str]:
+    """What the sample can show, and what it cost, a sentence each."""
+    plan, power, drafted = report.plan, report.result.power, report.draft_tokens
+    yield f"{report.requests} requests ({report.planned} planned, {report.retries} sent again)."
+    yield f"Draft tokens meanwhile: {'not known' if drafted is None else '{:,}, accepted {:,}'.format(*drafted)}."
+    if power is None:
+        return
+    yield (
+        f"With {plan.samples:,} samples of each of {plan.sampled} prompts, up to {plan.tokens} tokens each, this audit "
+        f"finds the following with a probability of {POWER:.0%}; it raises a false alarm with at most {plan.level:g}:"
+    )
+    if power.temperature is not None:
+        needed = plan.samples * ((1 + 1 / WANTED_ERROR) / (1 + 1 / power.temperature)) ** 2
+        yield f"- a temperature that is off by {power.temperature:.1%} (for {WANTED_ERROR:.0%}: --samples {needed:.0f})"
+    yield f"- a listed token that never comes, if it was expected {power.missing:.0f} times in all"
+
+
+def verdict_of(report: Report) -> str:
+    """What the audit comes to, where it found no fault."""
+    found = "No fault was found in what was checked"
+    if report.draft_tokens is None:
+        return f"{found}; the server does not say whether it drafted meanwhile."
+    drafted = report.draft_tokens[0]
+    return found + f", but with {drafted} draft tokens speculation was hardly tested" * (drafted < FEW_DRAFTED) + "."
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", max_width=MAX_WIDTH)
+    return table

@@ -44,12 +44,7 @@ class Issued:
 
 
 def certs(folder: Path, options: CertsOptions) -> None:
-    """Makes the certificates, and prints which file belongs where.
-
-    Raises:
-        UsageError: there is nothing to make, or a name, a number or a file of the CA cannot be used.
-        CommandFailed: files exist already, are missing or cannot be written.
-    """
+    """Makes the certificates, and prints which file belongs where."""
     try:
         wanted, known = _wanted(folder, options), (folder / f"{CA}.pem").exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

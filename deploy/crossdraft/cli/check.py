@@ -63,7 +63,7 @@ class ModelCheck:
     def windows(self) -> str:
         """Of its layers, in words."""
         found = () if self.logits is None else self.logits.windows
-        return ", ".join("whole text" if one is None else f"{one.size} tokens" for one in found)
+        return ", ".join("whole text" if window is None else f"{window.size} tokens" for window in found)
 
     @property
     def difference(self) -> str:
@@ -72,25 +72,26 @@ class ModelCheck:
 
 
 COLUMNS: Columns = {
-    "model": lambda one: one.model.removeprefix(RANDOM_PREFIX),
-    "": lambda one: one.outcome,
-    "layers see": lambda one: one.windows,
-    "largest difference": lambda one: one.difference,
-    "tokens equal": lambda one: ", ".join(map(str, one.outputs.values())),
-    "draft tokens judged": lambda one: one.judged or "",
-    "why": lambda one: one.reason,
+    "model": lambda checked: checked.model.removeprefix(RANDOM_PREFIX),
+    "": lambda checked: checked.outcome,
+    "layers see": lambda checked: checked.windows,
+    "largest difference": lambda checked: checked.difference,
+    "tokens equal": lambda checked: ", ".join(map(str, checked.outputs.values())),
+    "draft tokens judged": lambda checked: checked.judged or "",
+    "why": lambda checked: checked.reason,
+}
+
+CASES: Columns = {
+    "the model's own logits after": lambda case: case.name,
+    "": lambda case: EXACT if case.exact else DIFFERS,
+    "largest difference": lambda case: f"{case.difference:.1e}",
 }
 
 
 def check(
     models: Sequence[str], drafter: str | None, engine: EngineOptions, as_json: bool, markdown: Path | None
 ) -> None:
-    """Checks models one after another, and prints what was found.
-
-    Raises:
-        UsageError: the file cannot be written, or there is no such device.
-        CommandFailed: a model differs; or it is refused or cannot be loaded, and not one of all architectures.
-    """
+    """Checks models one after another, and prints what was found."""
     if markdown is not None:
         check_output(markdown)
     with checked_options():
@@ -102,14 +103,15 @@ def check(
         run_to_end(_check_all(sorted(every | {*models} - {EVERY}), drafter, engine, found))
     finally:  # also what was found before an error
         if as_json:
-            print(json.dumps([asdict(one) for one in found], default=str))
+            print(json.dumps([asdict(checked) for checked in found], default=str))
         else:
             _print(found)
         if markdown is not None:
             write_text(markdown, Table.of(found, COLUMNS).markdown())
-    bad = [one for one in found if one.outcome == DIFFERS or (one.outcome != EXACT and one.model not in every)]
+    wrong = (DIFFERS, REFUSED, MISSING)  # of all architectures some are refused
+    bad = [checked for checked in found if checked.outcome in (wrong[:1] if checked.model in every else wrong)]
     if bad:
-        raise CommandFailed(*(f"{one.model} {one.outcome}: {one.reason}" for one in bad))
+        raise CommandFailed(*(f"{checked.model} {checked.outcome}: {checked.reason}" for checked in bad))
 
 
 async def _check_all(names: Sequence[str], drafter: str | None, engine: EngineOptions, found: list[ModelCheck]) -> None:
@@ -181,25 +183,23 @@ async def _outputs(name: str, drafter: str, engine: EngineOptions) -> tuple[dict
 
 def _equal(ids: Sequence[int], due: Sequence[GreedyToken]) -> int:
     """Tokens that are equal; behind a tie nothing is compared."""
-    for place, (token, one) in enumerate(zip(ids, due, strict=True)):
-        if token != one.token:
-            return len(due) if one.ahead <= TIE else place
+    for place, (token, expected) in enumerate(zip(ids, due, strict=True)):
+        if token != expected.token:
+            return len(due) if expected.ahead <= TIE else place
     return len(due)
 
 
 def _print(found: Sequence[ModelCheck]) -> None:
-    for one in found if len(found) == 1 else ():
-        if one.logits is not None:
-            _print_cases(one.logits)
-    table = Table.of(found, COLUMNS)
-    print_table("", table.headings, table.rows)
-    counted = Counter(one.outcome for one in found)
+    for checked in found if len(found) == 1 else ():
+        if checked.logits is not None:
+            _print_cases(checked.logits)
+    print_table(Table.of(found, COLUMNS))
+    counted = Counter(checked.outcome for checked in found)
     print(", ".join(f"{counted[outcome]} {outcome}" for outcome in (EXACT, DIFFERS, REFUSED, MISSING)))
 
 
 def _print_cases(logits: Conformance) -> None:
-    rows = [(case.name, EXACT if case.exact else DIFFERS, f"{case.difference:.1e}") for case in logits.results]
-    print_table("", ("the model's own logits after", "", "largest difference"), rows)
+    print_table(Table.of(logits.results, CASES))
     memory = logits.memory
     if logits.unbatched:
         print(f"its sessions run one after another, and none begins with a prefix of another one: {logits.unbatched}")

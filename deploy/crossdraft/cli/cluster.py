@@ -86,7 +86,7 @@ def status(address: str, as_json: bool) -> None:
         return
     if found.processes:
         print_whole(table_of(found, time.time()))
-    for version in sorted({one.version for one in found.processes}):
+    for version in sorted({process.version for process in found.processes}):
         of = [str(one.process) for one in found.processes if one.version == version]
         others = len(of) < len(found.processes)
         print(f"crossdraft {version}" + (f": processes {', '.join(of)}" if others else ""))
@@ -106,11 +106,11 @@ def table_of(found: "Deployed", now: float) -> Table:
     table = Table("what", box=None, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name == "where" else "right")
-    for one in found.processes:
-        hours, minutes = divmod(int(now - one.since) // 60, 60)
-        where = (one.address or one.node, one.metrics.rpartition(":")[2], str(one.process))
-        figures = (f"{hours}:{minutes:02}", str(one.sessions), f"{one.busy:.0%}")
-        table.add_row(f"{one.model} {one.what}".lstrip(), *where, *figures)
+    for entry in found.processes:
+        hours, minutes = divmod(int(now - entry.since) // 60, 60)
+        where = (entry.address or entry.node, entry.metrics.rpartition(":")[2], str(entry.process))
+        figures = (f"{hours}:{minutes:02}", str(entry.sessions), f"{entry.busy:.0%}")
+        table.add_row(f"{entry.model} {entry.what}".lstrip(), *where, *figures)
     return table
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from crossdraft.cli.running import UsageError, checked_options
+from crossdraft.cli.running import UsageError, checked_options, flag_of
 from crossdraft.config.fields import COMMAS, KINDS, PREFIX, LeftOut, default_of, fault_of, range_of
 from crossdraft.config.request import ALIASES
 
@@ -37,8 +37,8 @@ class _Command(TyperCommand):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        for one in self.params:
-            vars(one)["process_value"] = partial(_processed, one, one.process_value)
+        for parameter in self.params:
+            vars(parameter)["process_value"] = partial(_processed, parameter, parameter.process_value)
 
     def invoke(self, ctx: Any) -> Any:
         """As any command; notes which parameters were typed."""
@@ -98,7 +98,7 @@ def command(
 
         @wraps(function)
         def run(**given: Any) -> None:
-            values = {one.parameter.name: one.value(given[one.parameter.name]) for one in options}
+            values = {option.parameter.name: option.value(given[option.parameter.name]) for option in options}
             module, _, called = runs.partition(":")
             work = getattr(import_module(module), called) if runs else function
             with checked_options():
@@ -106,7 +106,7 @@ def command(
             work(**made)
 
         vars(run)["__signature__"] = inspect.Signature([one.parameter for one in options])
-        run.__annotations__ = {one.parameter.name: one.parameter.annotation for one in options}
+        run.__annotations__ = {option.parameter.name: option.parameter.annotation for option in options}
         return group.command(name, cls=_Command)(run)
 
     return added
@@ -130,10 +130,6 @@ class _Option:
         if _repeats(self.type):
             return tuple(given)
         return (",".join(given or ()) or ("" if self.type is str else None)) if _in_parts(self) else given
-
-
-def flag_of(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _options(name: str, type_: Any, default: Any, stated: "Field[Any] | None" = None) -> Iterator[_Option]:

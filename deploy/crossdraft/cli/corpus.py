@@ -39,12 +39,7 @@ NAMED = 2  # skipped files whose names are printed, at most
 
 
 def make_affinity(target: str, drafter: str, corpus: Path, output: Path, options: AffinityOptions) -> None:
-    """Estimates the matrix, writes the file and prints what is in it.
-
-    Raises:
-        UsageError: there is no such corpus, it has no text, an option does not fit, or the file cannot be written.
-        CommandFailed: a tokenizer cannot be loaded, nothing is shared, or writing fails.
-    """
+    """Estimates the matrix, writes the file and prints what is in it."""
     for name in ("window", "temperature"):
         if getattr(options, name) is not None and options.kind == "aligned":
             raise UsageError(f"--{name} is not an option of --kind {options.kind}: leave it out")
@@ -102,12 +97,7 @@ def _co_occurrence(
 
 
 def count_tokens(model: str, corpus: Path, output: Path) -> None:
-    """Counts the tokens of a corpus, writes the file, and prints which share of them a pruned head would keep.
-
-    Raises:
-        UsageError: there is no such corpus, it has no text, or the file cannot be written there.
-        CommandFailed: the tokenizer cannot be loaded, or writing fails.
-    """
+    """Counts the tokens of a corpus, writes the file, and prints which share of them a pruned head would keep."""
     check_output(output)
     texts = corpus_texts(corpus, "counting")
     named = NamedTokenizer.load(model, Side.DRAFTER)
@@ -144,10 +134,6 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
     A line of a `.jsonl` file is an object whose `text` is a part of its own. Any other file is text itself; what is not
     UTF-8 or may not be read is skipped from about there to its end, and a note on stderr counts these files. `doing` is
     the label of the progress bar.
-
-    Raises:
-        UsageError: there is no corpus at `path` (raised before anything is read), or it has no text, or a line of JSON
-            has none.
     """
     try:
         found = [path] if path.is_file() else sorted(_files(path))
@@ -175,7 +161,9 @@ def _texts(path: Path, sizes: Mapping[Path, int], doing: str, chunk: int) -> Ite
             try:
                 with file.open("rb") as raw:
                     counted = progress.wrap_file(raw, total=total, task_id=task)
-                    for text in _file_texts(file, TextIOWrapper(counted, "utf-8-sig", newline="\n"), chunk):
+                    opened = TextIOWrapper(counted, "utf-8-sig", newline="\n")
+                    texts = _json_texts(file, opened) if file.suffix == ".jsonl" else _plain_texts(opened, chunk)
+                    for text in filter(None, texts):
                         found = True
                         yield text
             except (OSError, UnicodeDecodeError):
@@ -194,10 +182,6 @@ def _files(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (file for name in names if not name.startswith(".") and (file := Path(place, name)).is_file())
-
-
-def _file_texts(file: Path, opened: TextIO, chunk: int) -> Iterator[str]:
-    return filter(None, _json_texts(file, opened) if file.suffix == ".jsonl" else _plain_texts(opened, chunk))
 
 
 def _plain_texts(opened: TextIO, chunk: int) -> Iterator[str]:

@@ -58,12 +58,7 @@ def speedup(turn: Turn) -> float:
 def demo(
     prompt: str | None, k: int, max_tokens: int, temperature: Sequence[float], seed: int, engine: EngineOptions = DEMO
 ) -> None:
-    """Generates with a drafter and without at each temperature, and compares: both texts must be equal.
-
-    Raises:
-        UsageError: a value is out of its range.
-        CommandFailed: a service does not start, or fails.
-    """
+    """Generates with a drafter and without at each temperature, and compares: both texts must be equal."""
     with checked_options():
         request = GenerationRequest(
             PROMPT if prompt is None else read_prompt(prompt),

@@ -74,14 +74,15 @@ class TextScreen:
         if generation.statistics is not None:
             ended = ending(generation.reason, generation.statistics)
             self.notes.print(figures(generation.statistics, self.audit, ended))
-            for line in meanings(generation.statistics) if self.verbose else ():
-                self.notes.print(Text(line), soft_wrap=True)
+            for name, _ in rows_of(generation.statistics) + events_of(generation.statistics) if self.verbose else ():
+                if name in MEANINGS:
+                    self.notes.print(Text(f"{name}: {MEANINGS[name]}"), soft_wrap=True)
         for line in explanation_of(generation) if generation.decisions else ():
             self.notes.print(Text(line), soft_wrap=True)
 
     def rounds(self, spans: Sequence[Span]) -> None:
         """What became of each draft token."""
-        judged = sorted((one for one in spans if one.what is What.JUDGED), key=lambda one: one.begin)
+        judged = sorted((span for span in spans if span.what is What.JUDGED), key=lambda one: one.begin)
         epochs = groupby(judged, lambda one: one.epoch)
         lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
         self.notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)
@@ -138,12 +139,6 @@ def ending(reason: Reason | None, statistics: Statistics) -> str:
     if reason is Reason.LENGTH:
         return "context full" if statistics.tokens < statistics.settings.get("max_tokens", 0) else "max tokens"
     return "end of sequence, or what was to stop it" if reason is Reason.STOP else ""
-
-
-def meanings(statistics: Statistics) -> list[str]:
-    """What the figures of a generation mean, a line each."""
-    names = [name for name, _ in rows_of(statistics) + events_of(statistics)]
-    return [f"{name}: {MEANINGS[name]}" for name in names if name in MEANINGS]
 
 
 def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Table:

@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from crossdraft.cli.commands import flag_of, typed
+from crossdraft.cli.commands import typed
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.processes import check_address, check_addresses, patience
-from crossdraft.cli.running import UsageError, checked_options, run_to_end
+from crossdraft.cli.running import UsageError, checked_options, flag_of, run_to_end
 from crossdraft.cli.serve import faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.config.commands import NO_DRAFTER, ModelNames, RequestOptions, WhereToGenerate
@@ -53,13 +53,7 @@ def named(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generate(request: GenerationRequest, where: WhereToGenerate, as_json: bool, verbose: bool = False) -> None:
-    """Generates and shows it, with `verbose` also what the figures mean, and what became of each draft token.
-
-    Raises:
-        UsageError: options do not go together or are out of their range; a server cannot serve the request, or knows no
-            such model or drafter.
-        CommandFailed: a service or server cannot be reached or started, or fails.
-    """
+    """Generates and shows it, with `verbose` also what the figures mean, and what became of each draft token."""
     screen = JsonScreen() if as_json else TextScreen(audit=request.audit, verbose=verbose)
     if where.server is None:
         _check_for_services(where)

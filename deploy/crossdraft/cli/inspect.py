@@ -2,10 +2,11 @@
 
 import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from math import log2, log10
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -13,19 +14,14 @@ from rich.table import Table
 from crossdraft.cli.corpus import NamedTokenizer
 from crossdraft.cli.running import PlainConsole, UsageError
 from crossdraft.text.letters import Side
-from crossdraft.text.report import CompatibilityReport, Injectivity, Lengths, compare
+from crossdraft.text.report import CompatibilityReport, Injectivity, compare
 
 SHOWN = 8  # texts that are an unknown token
 LARGE = 10**6  # larger numbers are shown as powers of ten
 
 
 def inspect(target: str, drafter: str, sample: Path | None, longest: int | None, plot: bool, as_json: bool) -> None:
-    """Compares two tokenizers and prints the report.
-
-    Raises:
-        UsageError: the sample cannot be read or is empty.
-        CommandFailed: a tokenizer cannot be loaded, or is of no supported kind.
-    """
+    """Compares two tokenizers and prints the report."""
     text = _sample(sample)
     ours, theirs = NamedTokenizer.load(target, Side.TARGET), NamedTokenizer.load(drafter, Side.DRAFTER)
     report = compare(ours.tokenization, theirs.tokenization, text, longest or 0)
@@ -104,23 +100,19 @@ def _checks(report: CompatibilityReport) -> Table:
 
 
 def _lengths(report: CompatibilityReport) -> Table:
+    def both(name: str, shown: Callable[[Any], str]) -> tuple[str, str]:
+        return shown(getattr(report, f"target_{name}")), shown(getattr(report, f"drafter_{name}"))
+
+    written = f"{report.target_written_by_drafter:.1%}", f"{report.drafter_written_by_target:.1%}"
     rows = (
-        ("different tokens", f"{report.target_strings:,}", f"{report.drafter_strings:,}"),
-        (
-            "texts that the other can write",
-            f"{report.target_written_by_drafter:.1%}",
-            f"{report.drafter_written_by_target:.1%}",
-        ),
-        (
-            "letters of a token, mean ± deviation",
-            _mean_and_deviation(report.target_lengths),
-            _mean_and_deviation(report.drafter_lengths),
-        ),
-        ("letters, quartiles", _numbers(report.target_lengths.quartiles), _numbers(report.drafter_lengths.quartiles)),
-        ("letters, longest", str(report.target_lengths.longest), str(report.drafter_lengths.longest)),
-        ("text encoded as unknown", _unknown(report.target_unknown), _unknown(report.drafter_unknown)),
-        ("decode(encode(s)) = s", _decoded(report.target_decoding), _decoded(report.drafter_decoding)),
-        ("text comes back unchanged", _injective(report.target_injectivity), _injective(report.drafter_injectivity)),
+        ("different tokens", *both("strings", "{:,}".format)),
+        ("texts that the other can write", *written),
+        ("letters of a token, mean ± deviation", *both("lengths", "{0.mean:.1f} ± {0.deviation:.1f}".format)),
+        ("letters, quartiles", *both("lengths", lambda lengths: _numbers(lengths.quartiles))),
+        ("letters, longest", *both("lengths", "{0.longest}".format)),
+        ("text encoded as unknown", *both("unknown", _unknown)),
+        ("decode(encode(s)) = s", *both("decoding", _decoded)),
+        ("text comes back unchanged", *both("injectivity", _injective)),
     )
     return _table(("", "target", "drafter"), rows)
 
@@ -141,10 +133,6 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 def _powers(*exponents: float) -> str:
     return " ± ".join(f"{10**one:,.0f}" if one < log10(LARGE) else f"10^{one:.1f}" for one in exponents)
-
-
-def _mean_and_deviation(lengths: Lengths) -> str:
-    return f"{lengths.mean:.1f} ± {lengths.deviation:.1f}"
 
 
 def _decoded(found: Injectivity) -> str:

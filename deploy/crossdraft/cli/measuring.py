@@ -126,11 +126,11 @@ class Table:
         return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints it on stdout; the first two columns are names, the others figures."""
-    table = RichTable(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(headings):
+def print_table(given: Table) -> None:
+    """Prints it on stdout."""
+    table = RichTable(title=given.title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(given.headings):
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place != 1, overflow="fold")
-    for row in rows:
+    for row in given.rows:
         table.add_row(*row)
     print_whole(table)

@@ -73,7 +73,7 @@ def _prompt(line: str, where: str) -> Prompt:
         given = json.loads(line)
         match given:
             case {"messages": messages}:
-                content: str | Chat = Chat(tuple(Message(one["role"], one["content"]) for one in messages))
+                content: str | Chat = Chat(tuple(Message(message["role"], message["content"]) for message in messages))
             case {"turns": [first, *_]}:
                 content = Chat((Message("user", first),))
             case {"text": str(content)} if content:

@@ -4,14 +4,16 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from errno import EACCES
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import uvloop
 from rich.console import Console
@@ -19,7 +21,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from crossdraft.config.commands import ReportFile
+from crossdraft.config.commands import ReportFile, RequestOptions
 
 # Unhandled, each would end Python at once and leave started services behind.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,14 +36,18 @@ PROMPTS = (
     "To make bread you need flour, water, salt and yeast. Mix them, and then",
     "    try:\n        connection = self.pool.get(timeout=timeout)\n    except Empty:\n        raise",
 )
+# Fields of a request, in an error that is about them: `generate` has them as options.
+FIELDS = re.compile(rf"\b({'|'.join(one.name for one in fields(RequestOptions) if '_' in one.name)})\b")
 Run = Callable[[Coroutine[Any, Any, None]], None]
+ProgressCounter = Callable[..., None]  # counts what was done, by default 1; `doing` is what it says from then on
 # uvloop makes processes by fork, and gRPC's handlers of that crash the child now and then where channels are open.
 # asyncio makes them by vfork, which runs no handlers.
 STARTS_PROCESSES: Run = asyncio.run
 
 
 class CommandFailed(Exception):  # noqa: N818 - the name says what happened
-    """A command failed; its arguments, each of them one line, say what to change."""
+    """A command failed; its arguments, each of them one line, say what to change. What commands call raises this, or a
+    UsageError."""
 
     exit_code: ClassVar[int] = 1
 
@@ -67,13 +73,7 @@ def needs_extra(name: str) -> str:
 
 def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
     """Runs `work`; a signal cancels it, so that it cleans up. Pass STARTS_PROCESSES if it starts processes beside open
-    channels.
-
-    Raises:
-        UsageError: the request cannot be served by this pair of models.
-        CommandFailed: a service failed.
-        Interrupted: after a signal.
-    """
+    channels."""
     from crossdraft.rpc.errors import ServiceError  # these import grpc and numpy, which `--help` does without
     from crossdraft.types.request import RequestError
 
@@ -81,7 +81,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
         with warnings_shown():
             run(_cancelled_by_signals(work))
     except RequestError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(as_typed(error)) from error
     except ServiceError as error:
         raise CommandFailed(str(error)) from error
 
@@ -147,13 +147,16 @@ def checked_options() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(as_typed(error)) from error
 
 
-class ProgressCounter(Protocol):
-    """Counts what was done; `doing` is what the counter says from then on."""
+def as_typed(error: ValueError) -> str:
+    """Its text; of one that is about a request, with options in place of fields."""
+    return FIELDS.sub(lambda one: flag_of(one[0]), str(error)) if hasattr(error, "field") else str(error)
 
-    def __call__(self, count: int = 1, doing: str = "") -> None: ...
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @contextmanager

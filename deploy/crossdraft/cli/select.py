@@ -40,14 +40,14 @@ Pair = tuple[Statistics, Statistics]  # of an output, and of the same without a 
 RUNS = 3  # generations per prompt and method: to learn, and then beside one without a drafter
 
 COLUMNS: Columns = {
-    "drafter": lambda one: short(one.drafter),
-    "method": lambda one: one.method,
-    "accepted": lambda one: f"{one.acceptance:.1%}",
-    "tokens/pass": lambda one: f"{one.tokens_per_pass:.2f}",
-    "mostly": lambda one: one.mostly,
-    "measured": lambda one: f"{_speedup(one)} ×",
-    "without repeats": lambda one: f"{one.without_repeats:.2f} × ({one.repeating})",
-    "tokens/s": lambda one: f"{one.tokens_per_second:.1f} ({one.plain_tokens_per_second:.1f})",
+    "drafter": lambda candidate: short(candidate.drafter),
+    "method": lambda candidate: candidate.method,
+    "accepted": lambda candidate: f"{candidate.acceptance:.1%}",
+    "tokens/pass": lambda candidate: f"{candidate.tokens_per_pass:.2f}",
+    "mostly": lambda candidate: candidate.mostly,
+    "measured": lambda candidate: f"{_speedup(candidate)} ×",
+    "without repeats": lambda candidate: f"{candidate.without_repeats:.2f} × ({candidate.repeating})",
+    "tokens/s": lambda candidate: f"{candidate.tokens_per_second:.1f} ({candidate.plain_tokens_per_second:.1f})",
 }
 CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
 
@@ -233,13 +233,12 @@ def _speed(pairs: Sequence[Pair]) -> float:
 def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequence[Skipped], as_json: bool) -> None:
     if not as_json:
         fastest_first = sorted(candidates, key=lambda one: -one.measured)
-        table = Table.of(fastest_first, COLUMNS)
-        title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}"
-        print_table(f"{title}; speed without one is 1", table.headings, table.rows)
-        kinds = {kind: partial(_of_kind, kind) for one in candidates[:1] for kind in one.kinds}
+        title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}; speed without one is 1"
+        print_table(Table.of(fastest_first, COLUMNS, title))
+        kinds = {kind: partial(_of_kind, kind) for candidate in candidates[:1] for kind in candidate.kinds}
         if kinds:
-            table = Table.of(fastest_first, {name: COLUMNS[name] for name in ("drafter", "method")} | kinds)
-            print_table("By the kind of prompt", table.headings, table.rows)
+            columns = {name: COLUMNS[name] for name in ("drafter", "method")} | kinds
+            print_table(Table.of(fastest_first, columns, "By the kind of prompt"))
         for one in skipped:
             print(one)
         print(advice(candidates))
@@ -261,7 +260,7 @@ def _of_kind(kind: str, one: Candidate) -> str:
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate | None:
     """The fastest of those that are faster than no drafter by CERTAIN standard errors."""
-    helping = [one for one in candidates if one.measured - CERTAIN * one.error > 1]
+    helping = [candidate for candidate in candidates if candidate.measured - CERTAIN * candidate.error > 1]
     return max(helping, key=lambda one: one.measured, default=None)
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvloop
 from prometheus_client.multiprocess import mark_process_dead
 
-from crossdraft.cli.commands import flag_of
 from crossdraft.cli.processes import check_addresses, end_with_stdin, threads_each
 from crossdraft.cli.running import (
     STARTS_PROCESSES,
@@ -29,18 +28,19 @@ from crossdraft.cli.running import (
     UsageError,
     checked_options,
     ending_at_once,
+    flag_of,
     needs_extra,
 )
-from crossdraft.cli.workers import Workers, WorkerSettings
+from crossdraft.cli.workers import Workers
 from crossdraft.client.api import addresses_of
-from crossdraft.config.api import ApiOptions, ServedGrpc, ServedHttp
+from crossdraft.config.api import ApiOptions, HttpSettings, RateOptions, ServedGrpc, ServedHttp
+from crossdraft.config.commands import NO_DRAFTER
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import (
     ServedDrafter,
     ServedNgram,
     ServedTarget,
-    ServerCertificate,
     ServerOptions,
     ServiceOptions,
     SessionOptions,
@@ -73,6 +73,7 @@ NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses
 
 
 def serve_target(options: ServedTarget) -> None:
+    check_ports(options, options.host)
     from crossdraft.target.service import ServeTarget, target_server
 
     served = ServeTarget(_model_options(only_model(options.model), options, options), _listening(options))
@@ -80,6 +81,7 @@ def serve_target(options: ServedTarget) -> None:
 
 
 def serve_drafter(options: ServedDrafter) -> None:
+    check_ports(options, options.host)
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
     model = _model_options(only_model(options.model), options, options)
@@ -89,6 +91,7 @@ def serve_drafter(options: ServedDrafter) -> None:
 
 def serve_ngram(options: ServedNgram) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
+    check_ports(options, options.host)
     from crossdraft.drafter.ngram import ServeNgram, ngram_server
 
     with checked_options():
@@ -103,6 +106,7 @@ async def _serve(make: Callable[[], Serving | Awaitable[Serving]]) -> None:
 
 def serve_http(api: ServedHttp) -> None:
     """Serves OpenAI's API, and gRPC beside it unless `grpc_port` is None."""
+    check_ports(api, api.host)
     try:
         from crossdraft.serving.http import HttpOptions, make_app
         from crossdraft.serving.http.server import HttpServer
@@ -113,14 +117,14 @@ def serve_http(api: ServedHttp) -> None:
         limited, local = _limits(api), _local_options(api)
         listening = _front(api, api.port)
         grpc = None if api.grpc_port is None else replace(listening, port=api.grpc_port, limit=REQUEST_LIMIT)
-        options = HttpOptions.stated(api, limited, local.max_outputs)
+        http = replace(part_of(HttpSettings, api), max_choices=min(api.max_choices, local.max_outputs))
 
     if api.workers != 1 and not api.worker_of:
         _serve_workers(api, {"--port": api.port} | ({} if api.grpc_port is None else {"--grpc-port": api.grpc_port}))
         return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
-        app = make_app(outputs, replace(options, metrics=metrics.text))
+        app = make_app(outputs, HttpOptions(limited.keys, limited.rates, http, metrics.text))
         server = HttpServer(app, listening, {"model": model_name(api), **marks}, api)
         others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
         await serve_until_signalled(ServerGroup(server, others))
@@ -130,6 +134,7 @@ def serve_http(api: ServedHttp) -> None:
 
 def serve_grpc(api: ServedGrpc) -> None:
     """Serves crossdraft.v1.Generation, and metrics for Prometheus unless `metrics_port` is None."""
+    check_ports(api, api.host)
     with checked_options():
         limited, local = _limits(api), _local_options(api)
         limit = MessageLimit(api.max_message_mib)
@@ -183,13 +188,8 @@ def _place(api: ApiOptions) -> Listening:
 @asynccontextmanager
 async def own_services(own: OwnModels, place: Listening, for_workers: bool = False) -> "AsyncIterator[Servers]":
     """Services of the models that run in this process, by role, for the time of the block, at this place on ports that
-    are named; `for_workers`: those without one, too, to this machine alone.
-
-    Raises:
-        UsageError: an option does not fit.
-        ValueError: a model cannot be run.
-        CannotListen: a port cannot be had.
-    """
+    are named; `for_workers`: those without one, too, to this machine alone. Raises UsageError: an option does not fit;
+    ValueError: a model cannot be run; CannotListen: a port cannot be had."""
     named = [model for model in (own.target_model, own.drafter_model) if model is not None]
     if not named:
         yield {}
@@ -238,12 +238,11 @@ def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int 
         async with own_services(api, _place(api), for_workers=True) as servers:
             at = {role: server.address for role, server in servers.items()}
             options = [text for role, address in at.items() for text in ("--models-at", f"{role}={address}")]
-            shares = WorkerSettings(api.workers, api.host, ports, api.grace_seconds, options)
             marks = at | {f"{role}_metrics": server.metrics for role, server in servers.items() if server.metrics}
             with TemporaryDirectory(prefix="crossdraft-metrics-") as folder:
                 exporter = Exporter(registry_of_all(folder))
-                workers = Workers(shares, {SHARED_FOLDER: folder}, partial(mark_process_dead, path=folder))
-                workers.marks |= marks
+                gone, shared = partial(mark_process_dead, path=folder), {SHARED_FOLDER: folder}
+                workers = Workers(api.workers, api.host, ports, api.grace_seconds, options, shared, gone, marks)
                 if metrics_port is not None:
                     workers.marks["metrics"] = exporter.start(api.host, metrics_port)
                 try:
@@ -260,21 +259,21 @@ def _run(server: Callable[[], Coroutine[Any, Any, None]], options: ServerOptions
         # A daemon, as nobody may ever write or close: it must not keep the process alive.
         Thread(target=end_with_stdin, daemon=True).start()
     with faults_of_models(), logged(options.log_format, options.log_level):
-        if not getattr(options, "worker_of", 0):  # else the process that has started it has looked
-            check_ports(options, options.host)
         run(server())
 
 
 def check_ports(options: object, host: str) -> None:
-    """Before a model is loaded: raises UsageError if two ports of a command are the same, CannotListen if one cannot be
-    had now."""
+    """Before anything heavy is imported: raises UsageError if two ports of a command are the same, CommandFailed if one
+    cannot be had now."""
     flags: dict[int, str] = {}
-    for name, port in vars(options).items():
+    # The process that has started a worker has looked.
+    for name, port in () if getattr(options, "worker_of", 0) else vars(options).items():
         if name.endswith("port") and port is not None:
             flag = flag_of(name)
             if port and flags.setdefault(port, flag) != flag:
                 raise UsageError(f"{flags[port]} and {flag} are both {port}: give each a port of its own")
-            Listening(host, port).check_free(flag if name != "port" else "")
+            with faults_of_models(), checked_options():
+                Listening(host, port).check_free(flag if name != "port" else "")
 
 
 @contextmanager
@@ -302,21 +301,16 @@ def _listening(service: ServiceOptions) -> Listening:
 
 
 def _front(api: ApiOptions, port: int) -> Listening:
-    certificate, shared = front_files(api), bool(api.worker_of)
+    certificate, shared = _files(FrontFiles, api, "ssl_certfile", "ssl_keyfile"), bool(api.worker_of)
     return Listening(api.host, port, grace_seconds=api.grace_seconds, tls=certificate, shared=shared)
 
 
 def tls_files(options: TlsOptions) -> "TlsFiles | None":
-    """The three files, or None if none was given; raises UsageError if one is missing or cannot be used."""
     return _files(TlsFiles, options, "tls_ca", "tls_cert", "tls_key")
 
 
-def front_files(options: ServerCertificate) -> "FrontFiles | None":
-    """Both files, or None if none was given; raises UsageError if one is missing or cannot be used."""
-    return _files(FrontFiles, options, "ssl_certfile", "ssl_keyfile")
-
-
 def _files(kind: type[Files], options: object, *names: str) -> Files | None:
+    """All of these files, or None if none was given; raises UsageError if one is missing or cannot be used."""
     paths = [getattr(options, name) for name in names]
     if all(path is None for path in paths):
         return None
@@ -358,7 +352,9 @@ def _emulation(given: EngineOptions) -> "Emulation | None":
 
 def _limits(api: ApiOptions) -> GenerationOptions:
     """What --api-keys, --rate, --burst and --stalled-seconds say, for one process; raises ValueError."""
-    return GenerationOptions.of(Keys.given(api.api_keys, api.api_key or ()), api, max(1, api.worker_of))
+    many = max(1, api.worker_of)
+    rates = replace(part_of(RateOptions, api), rate=api.rate and api.rate / many, burst=ceil(api.burst / many))
+    return GenerationOptions(Keys.given(api.api_keys, api.api_key or ()), rates)
 
 
 def _local_options(api: ApiOptions) -> LocalOptions:
@@ -377,10 +373,10 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
         raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
     here = (own["target"],) if api.target_model else ()
     targets = here + (_addresses("--target", ",".join(api.target)) if api.target else ())
-    drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or ())
+    drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or () if api.drafter != [NO_DRAFTER])
     if api.drafter_model:
         drafters = NamedDrafter(api.drafter_model, (own["drafter"],)), *drafters
-    unknown = untrusted - {one.name for one in drafters}
+    unknown = untrusted - {drafter.name for drafter in drafters}
     if unknown:
         raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")
     with checked_options():
@@ -389,7 +385,7 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
 
 def model_name(api: ApiOptions) -> str:
     """Of the model; raises UsageError if there are several, or none."""
-    named = api.model or [one.partition("=")[0] for one in api.lora_modules] or [api.target_model or ""]
+    named = api.model or [module.partition("=")[0] for module in api.lora_modules] or [api.target_model or ""]
     if not named[0]:
         raise UsageError("give --model, the name of the model in the API")
     return only_model(named)
@@ -407,6 +403,8 @@ def only_model(given: list[str]) -> str:
 
 def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
     name, equals, addresses = given.partition("=")
+    if given == NO_DRAFTER:
+        raise UsageError(f"--drafter {NO_DRAFTER} is no drafter: leave out the others, or it")
     if not (name and equals):
         raise UsageError(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
     return NamedDrafter(name, _addresses("--drafter", addresses), name not in untrusted)

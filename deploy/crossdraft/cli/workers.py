@@ -30,17 +30,6 @@ PIECE = 1 << 16  # bytes that are read at once
 SPARE_SECONDS = 30.0  # after the grace period, before a worker that does not end is killed
 
 
-@dataclass(frozen=True)
-class WorkerSettings:
-    """What workers have in common."""
-
-    count: int  # at least 1
-    host: str
-    ports: Mapping[str, int] = field(default_factory=dict)  # by option; 0: any that is free
-    grace_seconds: float = 10.0  # of each worker, after SIGTERM
-    options: Sequence[str] = ()  # further ones
-
-
 @dataclass(eq=False)
 class Worker:
     """A process, perhaps not ready yet."""
@@ -54,14 +43,18 @@ class Worker:
 class Workers(Serving):
     """All of them, running. Use it with `async with`."""
 
-    shares: WorkerSettings
+    count: int  # at least 1
+    host: str
+    ports: Mapping[str, int]  # by option; 0: any that is free
+    grace_seconds: float  # of each worker, after SIGTERM
+    options: Sequence[str]  # further ones of each
     environment: Mapping[str, str]  # of each, besides this process's own
     ended: Callable[[int], None]  # called with the id of a process that has died
     marks: dict[str, str] = field(default_factory=dict)  # further fields of the ready line
 
     def __post_init__(self) -> None:
         self._reserved: list[socket.socket] = []
-        self._options = [*self.shares.options]
+        self._options = [*self.options]
         self._workers: list[Worker] = []
         self._keeping: list[asyncio.Task[NoReturn]] = []
 
@@ -70,21 +63,17 @@ class Workers(Serving):
         return json.dumps(self._workers[0].ready | self.marks | {"workers": [one.process.pid for one in self._workers]})
 
     async def start(self) -> None:
-        """Starts all.
-
-        Raises:
-            CannotListen: a port is taken, or the host is not of this machine.
-            CommandFailed: a worker ended before it was ready.
-        """
-        for option, port in self.shares.ports.items():
-            self._reserved.append(reserved(self.shares.host, port))
+        """Starts all. Raises CannotListen: a port is taken, or the host is not of this machine; CommandFailed: a worker
+        ended before it was ready."""
+        for option, port in self.ports.items():
+            self._reserved.append(reserved(self.host, port))
             self._options += [option, str(self._reserved[-1].getsockname()[1])]
-        self._workers = [await self._begun() for _ in range(self.shares.count)]
+        self._workers = [await self._begun() for _ in range(self.count)]
         statuses = await asyncio.gather(*(self._readiness(worker) for worker in self._workers))
         if failed := [status for status in statuses if status is not None]:
             await self._end()
             raise CommandFailed(f"a worker ended with status {failed[0]} before it was ready; it has said why above")
-        self._keeping = [asyncio.create_task(self._keep(place)) for place in range(self.shares.count)]
+        self._keeping = [asyncio.create_task(self._keep(place)) for place in range(self.count)]
 
     async def drain(self) -> None:
         """Drains all; raises CommandFailed if one of them does not end well."""
@@ -115,7 +104,7 @@ class Workers(Serving):
 
     async def _begun(self) -> Worker:
         command = [sys.executable, "-m", "crossdraft.cli", *sys.argv[1:]]
-        own = ["--worker-of", str(self.shares.count), "--until-stdin-ends", *self._options]
+        own = ["--worker-of", str(self.count), "--until-stdin-ends", *self._options]
         return Worker(await launched([*command, *own], env=os.environ | self.environment))
 
     async def _readiness(self, worker: Worker) -> int | None:
@@ -131,7 +120,7 @@ class Workers(Serving):
 
     async def _end(self) -> list[str]:
         """Ends all; returns those that were ready and whose status is not 0."""
-        seconds = self.shares.grace_seconds + SPARE_SECONDS
+        seconds = self.grace_seconds + SPARE_SECONDS
         ends = [asyncio.create_task(ended(worker.process, seconds)) for worker in self._workers]
         try:
             await asyncio.wait(ends)

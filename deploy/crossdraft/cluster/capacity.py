@@ -61,9 +61,9 @@ def amounts_of(resources: Resources) -> dict[str, float]:
 def needs_of(processes: Iterable[Process]) -> tuple[Need, ...]:
     """What has a place sought for it: all but the directory."""
     return tuple(
-        Need(one.what, one.replicas.max * one.ranks, amounts_of(one.resources), one.most, one.everywhere)
-        for one in processes
-        if one.role is not Role.DIRECTORY
+        Need(kind.what, kind.replicas.max * kind.ranks, amounts_of(kind.resources), kind.most, kind.everywhere)
+        for kind in processes
+        if kind.role is not Role.DIRECTORY
     )
 
 
@@ -175,7 +175,7 @@ def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
 
     def faults() -> str:
         found = placed(needs, all_nodes())
-        pending = [f"pending: {one}" for one in pending_nodes()] if found.faults and waiting.node_seconds else ()
+        pending = [f"pending: {node}" for node in pending_nodes()] if found.faults and waiting.node_seconds else ()
         return "\n".join((*found.faults, *pending) or _different(needs))
 
     def until() -> float:
@@ -212,7 +212,7 @@ def asked(what: Callable[..., str], of: Mapping[str, Sequence[object]]) -> dict[
     for name in ids.keys() & of.keys():
         there = NodeAffinitySchedulingStrategy(ids[name], soft=False)
         running[name] = run.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(*of[name])
-    return {name: _answer(one) for name, one in running.items()}
+    return {name: _answer(answer) for name, answer in running.items()}
 
 
 def _answer(asked: Any) -> str:

@@ -66,10 +66,8 @@ def load(path: Path) -> Configuration:
 def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
     """Reads YAML, which may be a file of Serve's, with the configuration as `args` of its first application.
 
-    Errors have the name and lines, or without a name none; paths are relative to the folder.
-
-    Raises:
-        ConfigurationError: it is not YAML, or has errors.
+    Errors have the name and lines, or without a name none; paths are relative to the folder. Raises ConfigurationError:
+    it is not YAML, or has errors.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -86,8 +84,8 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     except PartError as error:
         raise ConfigurationError(fault_of(name, root, error.location, str(error))) from error
     except ValidationError as error:
-        faults = sorted(error.errors(), key=lambda one: _line(root, one["loc"]))
-        raise ConfigurationError("\n".join(fault_of(name, root, *_told(one)) for one in faults)) from error
+        faults = sorted(error.errors(), key=lambda fault: _line(root, fault["loc"]))
+        raise ConfigurationError("\n".join(fault_of(name, root, *_told(fault)) for fault in faults)) from error
 
 
 def _configured(root: Node | None, name: str) -> Node:
@@ -112,7 +110,7 @@ def _resolved(part: PartT, folder: Path) -> PartT:
         elif isinstance(value, Part):
             changed[name] = _resolved(value, folder)
         elif isinstance(value, tuple) and value and isinstance(value[0], Part):
-            changed[name] = tuple(_resolved(one, folder) for one in value)
+            changed[name] = tuple(_resolved(part, folder) for part in value)
     return replace(part, **changed) if changed else part  # type: ignore[type-var]  # each part is a dataclass
 
 
@@ -151,16 +149,16 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
     """The parts that a type may hold."""
     if isinstance(annotation, type) and issubclass(annotation, Part):
         yield annotation
-    for one in get_args(annotation):
-        yield from _parts(one)
+    for inner in get_args(annotation):
+        yield from _parts(inner)
 
 
 def _rename(node: Node | None, file: str, where: str = "") -> None:
     """Gives keys of older files their names of now, with a warning for each; a number of replicas that may be
     a range becomes both their least and their most. Raises ConfigurationError if one key stands twice then."""
     if isinstance(node, SequenceNode):
-        for one in node.value:
-            _rename(one, file, where)
+        for entry in node.value:
+            _rename(entry, file, where)
     if not isinstance(node, MappingNode):
         return
     pairs: list[tuple[Node, Node]] = []
@@ -286,7 +284,7 @@ class Process:
         """All that it reads, but for models."""
         tls = () if self.tls is None else vars(self.tls).values()
         own = () if isinstance(self.own, int) else vars(self.own).values()
-        return tuple(one for one in (*tls, self.api_keys, *own) if isinstance(one, Path))
+        return tuple(path for path in (*tls, self.api_keys, *own) if isinstance(path, Path))
 
     @property
     def digest(self) -> str:
@@ -303,7 +301,7 @@ class Process:
 
 def processes_of(configuration: Configuration) -> tuple[Process, ...]:
     """All that a configuration asks for: the directory first, the HTTP front last."""
-    return tuple(replace(one, version=one.digest) for one in _processes(configuration))
+    return tuple(replace(process, version=process.digest) for process in _processes(configuration))
 
 
 def _processes(of: Configuration) -> Iterator[Process]:
@@ -312,13 +310,14 @@ def _processes(of: Configuration) -> Iterator[Process]:
     between: dict[str, Any] = {"tls": None if tls is None else TlsFiles(tls.ca, tls.cert, tls.key), **common}
     yield Process(Role.DIRECTORY, (of.metrics_port or 0) if of.metrics else 0, Scale())
     for model in of.models:
-        for one in (model.target, *model.drafters):
-            role, name = (Role.DRAFTER, one.name) if isinstance(one, DrafterService) else (Role.TARGET, "")
-            most = 1 if one.port else inf
-            yield Process(role, replace(one, replicas=Scale()), one.replicas, model.name, name, most=most, **between)
+        for service in (model.target, *model.drafters):
+            role, name = (Role.DRAFTER, service.name) if isinstance(service, DrafterService) else (Role.TARGET, "")
+            most = 1 if service.port else inf
+            own = replace(service, replicas=Scale())
+            yield Process(role, own, service.replicas, model.name, name, most=most, **between)
         waits: dict[str, Any] = vars(part_of(Waits, of))
         yield Process(Role.ORCHESTRATOR, _known(model), model.orchestrators, model.name, **waits, **between)
-    fronts: dict[str, Any] = {"models": tuple(one.name for one in of.models), "api_keys": of.security.api_keys}
+    fronts: dict[str, Any] = {"models": tuple(model.name for model in of.models), "api_keys": of.security.api_keys}
     fronts |= common | {"target_wait_seconds": of.target_wait_seconds}
     for role, front in ((Role.GRPC, of.grpc), (Role.HTTP, of.http)):
         if front is not None:
@@ -330,8 +329,8 @@ def _processes(of: Configuration) -> Iterator[Process]:
 def _known(model: ServedService) -> ServedService:
     """What its orchestrators must know: of services who they are, and what decides the outputs of their models."""
 
-    def known(one: Any) -> Any:
-        return type(one)(**{name: getattr(one, name) for name in KNOWN if hasattr(one, name)})
+    def known(service: Any) -> Any:
+        return type(service)(**{name: getattr(service, name) for name in KNOWN if hasattr(service, name)})
 
     drafters = tuple(map(known, model.drafters))
     return replace(model, target=known(model.target), drafters=drafters, orchestrators=Scale())
@@ -339,7 +338,7 @@ def _known(model: ServedService) -> ServedService:
 
 def deployment_name(role: str, *names: str) -> str:
     """Of Serve: Target-small, Drafter-small-byte; Serve allows letters, digits, - and _ only."""
-    written = ("".join(one if one.isalnum() else f"_{ord(one):x}" for one in name) for name in names if name)
+    written = ("".join(sign if sign.isalnum() else f"_{ord(sign):x}" for sign in name) for name in names if name)
     return "-".join((role.capitalize(), *written))
 
 

@@ -115,13 +115,13 @@ def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes,
     waiting.say(ASKING)
     plan = capacity.await_nodes(processes_of(configuration), waiting)
     wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
-    states = {} if found is None else {name: one.status.value for name, one in found.deployments.items()}
-    versions = versions_of([one for one in before if states.get(one.deployment) == HEALTHY])
+    states = {} if found is None else {name: deployment.status.value for name, deployment in found.deployments.items()}
+    versions = versions_of([process for process in before if states.get(process.deployment) == HEALTHY])
     checks: dict[str, list[Process]] = {}
-    for one in wanted:
-        if one.role is not Role.DIRECTORY and one.version != versions.get(one.deployment):
-            for node in {*plan.places[one.what]}:
-                checks.setdefault(node, []).append(one)
+    for process in wanted:
+        if process.role is not Role.DIRECTORY and process.version != versions.get(process.deployment):
+            for node in {*plan.places[process.what]}:
+                checks.setdefault(node, []).append(process)
     faults = capacity.asked(faults_of, {node: (node, of) for node, of in checks.items()})
     if any(faults.values()):
         raise NotServedError("\n".join(filter(None, faults.values())))
@@ -174,11 +174,11 @@ def _run(wanted: Processes, before: Processes, until: float, say: Say) -> None:
         found = application_status()
         if found is None or found.status is ApplicationStatus.RUNNING:
             return "" if found else "Ray Serve starts the application"
-        starting = [hosted(name, one) for name, one in found.deployments.items()]
+        starting = [hosted(name, deployment) for name, deployment in found.deployments.items()]
         reasons = [
-            f"{one.name}: {one.progress}; {one.message or one.state.lower()}"
-            for one in starting
-            if one.state != HEALTHY
+            f"{deployment.name}: {deployment.progress}; {deployment.message or deployment.state.lower()}"
+            for deployment in starting
+            if deployment.state != HEALTHY
         ]
         text = "\n".join(reasons) or in_short(found.message) or "Ray Serve starts the application"
         if found.status is ApplicationStatus.DEPLOY_FAILED:
@@ -201,17 +201,17 @@ def replicas_of(configuration: Configuration, plan: capacity.Placement) -> Proce
     """All processes of a configuration: how many fronts there is room for, and how many of what a node takes, also when
     others are lost."""
     found = []
-    for one in processes_of(configuration):
-        if one.role in FRONTS:
-            number = len(plan.places[one.what])
-            one = replace(one, replicas=Scale(min=number, max=number))
-        found.append(replace(one, most=plan.most(one.what)) if one.role in SPREAD else one)
+    for process in processes_of(configuration):
+        if process.role in FRONTS:
+            number = len(plan.places[process.what])
+            process = replace(process, replicas=Scale(min=number, max=number))
+        found.append(replace(process, most=plan.most(process.what)) if process.role in SPREAD else process)
     return found
 
 
 def versions_of(found: Processes) -> dict[str, str]:
     """By deployment."""
-    return {one.deployment: one.version for one in found}
+    return {process.deployment: process.version for process in found}
 
 
 def deployed_before() -> Processes:
@@ -228,7 +228,7 @@ def deployed_before() -> Processes:
         found = [replace(info.replica_config.init_args[0], version=info.version) for info in infos]
     except (AttributeError, ImportError, TypeError):
         return ()
-    return sorted(found, key=lambda one: one.role is Role.HTTP)
+    return sorted(found, key=lambda process: process.role is Role.HTTP)
 
 
 def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, ...]:
@@ -238,12 +238,12 @@ def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, 
     and then what they do not ask for any more ends.
     """
     names = versions_of(before)
-    new = [one for one in wanted if one.deployment not in names and one.role not in FRONTS]
-    room = all(taken(amounts_of(one.resources), free, one.ranks * one.replicas.max) for one in new)
+    new = [process for process in wanted if process.deployment not in names and process.role not in FRONTS]
+    room = all(taken(amounts_of(process.resources), free, process.ranks * process.replicas.max) for process in new)
     if not (before and new and room):
         return (wanted,)
-    both = {one.deployment: one for one in (*before[:-1], *wanted)}
-    first = both | {one.deployment: one for one in before if one.role in FRONTS}
+    both = {process.deployment: process for process in (*before[:-1], *wanted)}
+    first = both | {process.deployment: process for process in before if process.role in FRONTS}
     return tuple(first.values()), tuple(both.values()), wanted
 
 
@@ -260,50 +260,53 @@ def application(wanted: Processes, before: Processes, free: Free) -> Application
     none while there are fewer than wanted: if there are to be more of them, all these must have room, too. So must all
     of those of which a node takes only some, as it is not Serve's choice then which one makes room for which.
     """
-    there, versions = {one.deployment: one.replicas.max for one in before}, versions_of(before)
-    more = {one.deployment: 1 + max(0, one.replicas.max - there.get(one.deployment, 0)) for one in wanted}
+    there, versions = {process.deployment: process.replicas.max for process in before}, versions_of(before)
+    more = {
+        process.deployment: 1 + max(0, process.replicas.max - there.get(process.deployment, 0)) for process in wanted
+    }
     beside = {}
-    for one in sorted(wanted, key=lambda one: versions.get(one.deployment) == one.version):  # what is new first
-        times = one.replicas.max if one.most < inf else more[one.deployment]
-        beside[one.deployment] = taken(amounts_of(one.resources), free, one.ranks * times, one.most)
-    *others, front = (_deployment(one, beside[one.deployment], more[one.deployment]) for one in wanted)
-    bound = [deployment.bind(one) for deployment, one in zip(others, wanted, strict=False)]
+    # What is new first.
+    for process in sorted(wanted, key=lambda process: versions.get(process.deployment) == process.version):
+        times = process.replicas.max if process.most < inf else more[process.deployment]
+        beside[process.deployment] = taken(amounts_of(process.resources), free, process.ranks * times, process.most)
+    *others, front = (_deployment(process, beside[process.deployment], more[process.deployment]) for process in wanted)
+    bound = [deployment.bind(process) for deployment, process in zip(others, wanted, strict=False)]
     return front.bind(wanted[-1], *bound)
 
 
-def _deployment(one: Process, beside: bool, more: int) -> Deployment:
+def _deployment(process: Process, beside: bool, more: int) -> Deployment:
     """`beside`: new replicas start before old ones end; else so many may be missing meanwhile."""
-    amounts = amounts_of(one.resources)
+    amounts = amounts_of(process.resources)
     custom = {name: amount for name, amount in amounts.items() if name not in (CPUS, GPUS)}
-    if one.most < inf:
+    if process.most < inf:
         # Serve's own `max_replicas_per_node` counts old and new replicas together, so that a new one could not start
         # beside the one that it replaces.
-        custom[f"{IMPLICIT_RESOURCE}{one.deployment}-{one.version}-{one.most:g}"] = 1 / one.most
-    takes = {"num_cpus": one.resources.cpus, "num_gpus": one.resources.gpus, "resources": custom}
-    group: dict[str, Any] = {"placement_group_bundles": [amounts] * one.ranks, "placement_group_strategy": "PACK"}
+        custom[f"{IMPLICIT_RESOURCE}{process.deployment}-{process.version}-{process.most:g}"] = 1 / process.most
+    takes = {"num_cpus": process.resources.cpus, "num_gpus": process.resources.gpus, "resources": custom}
+    group: dict[str, Any] = {"placement_group_bundles": [amounts] * process.ranks, "placement_group_strategy": "PACK"}
     deployment = serve.deployment(
-        name=one.deployment,
+        name=process.deployment,
         ray_actor_options=takes,
         health_check_period_s=HEALTH_INTERVAL,
         health_check_timeout_s=HEALTH_SECONDS,
         graceful_shutdown_wait_loop_s=DRAINED_INTERVAL,
         max_surge_percent=ALL if beside else 0,
-        rolling_update_percentage=min(1.0, more / one.replicas.max),
-        **(group if one.ranks > 1 else {}),
-        **_number(one.replicas, isinstance(one.own, Service)),
-        **_options(one),
-    )(KINDS[one.role])
+        rolling_update_percentage=min(1.0, more / process.replicas.max),
+        **(group if process.ranks > 1 else {}),
+        **_number(process.replicas, isinstance(process.own, Service)),
+        **_options(process),
+    )(KINDS[process.role])
     # Serve replaces replicas when the version changes, and without one at each deployment.
-    return deployment.options(version=one.version, _internal=True)
+    return deployment.options(version=process.version, _internal=True)
 
 
-def _options(one: Process) -> dict[str, Any]:
+def _options(process: Process) -> dict[str, Any]:
     """More of Serve's: how many calls each replica takes at once, and how long it may take to end."""
-    options: dict[str, Any] = {"graceful_shutdown_timeout_s": one.grace_seconds}
-    if isinstance(one.own, ServedService):
-        options["max_ongoing_requests"] = one.own.max_outputs + EXTRA_CALLS
+    options: dict[str, Any] = {"graceful_shutdown_timeout_s": process.grace_seconds}
+    if isinstance(process.own, ServedService):
+        options["max_ongoing_requests"] = process.own.max_outputs + EXTRA_CALLS
         options["request_router_config"] = RequestRouterConfig.model_validate({"request_router_class": Elsewhere})
-    elif one.role is Role.HTTP:
+    elif process.role is Role.HTTP:
         options["max_ongoing_requests"] = MAX_STREAMS
     else:  # it ends by itself
         options["graceful_shutdown_timeout_s"] += BEYOND_GRACE
@@ -337,6 +340,6 @@ def build(args: Mapping[str, object]) -> Application:
             # Serve replaces all, also what has not changed: under its version the old ones have the places of their
             # nodes.
             new = f"-{token_hex(4)}"
-            return application([replace(one, version=one.version + new) for one in wanted], before, _free())
+            return application([replace(process, version=process.version + new) for process in wanted], before, _free())
     except (ConfigurationError, NotServedError) as error:
         raise RayServeException(str(error)) from error

@@ -104,7 +104,7 @@ class NodeExporter:
 
     async def update(self, host: str, port: int, entries: Sequence[Entry]) -> None:
         """Tries to listen, unless it does or `port` is 0; `entries`: all processes of the cluster."""
-        self._sources = {one.metrics: one.labels for one in entries if one.metrics and one.node == host}
+        self._sources = {entry.metrics: entry.labels for entry in entries if entry.metrics and entry.node == host}
         if port != self._port:
             await self._exporter.stop()
             self._port = 0

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import inf
-from typing import Any
+from typing import Any, get_args
 
 import prometheus_client
 from prometheus_client import Histogram
@@ -48,8 +48,8 @@ class Began:
     orchestrator: str  # its actor's id
 
 
-EXPECTED = (RequestError, UnknownModelError, OverloadedError, ServiceError)
 Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
+EXPECTED = get_args(Expected)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,6 @@ class ClusterBackend:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """As `Backend.names`."""
         return {name: name for name in self.orchestrators}
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -161,7 +160,6 @@ class ClusterBackend:
         return self._served.get(name, ())
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
-        """As `Backend.written`."""
         try:
             found: Written | Refusal = await self._orchestrators(model).written(asked, special)
         except Lost as error:
@@ -176,7 +174,6 @@ class ClusterBackend:
         return self.orchestrators[model]
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        """As `Backend.stream`."""
         orchestrators = self._orchestrators(request.model)
         journal, heard = Journal(resumable(request)), self.clock()
         while True:
@@ -222,19 +219,17 @@ class ClusterBackend:
         journal.lost_at = None
 
     def _lost(self, error: Exception, journal: Journal, heard: float) -> None:
-        """Records a loss, or that there is no room for an output under way.
-
-        Raises:
-            Unreachable: the output cannot be resumed, or has waited for `search_seconds`.
-            OverloadedError, Full: there is no room for a new output, or was none for `search_seconds`.
-        """
+        """Records a loss, or that there is no room for an output under way. Raises Unreachable: the output cannot be
+        resumed, or has waited for `search_seconds`; OverloadedError, Full: there is no room for a new output, or was
+        none for `search_seconds`."""
         if not isinstance(error, Lost):
             raise error
         request, now = journal.request, self.clock()
         if error.busy is None and journal.orchestrator:
             self.orchestrators[request.model].avoid(journal.orchestrator)
         journal.orchestrator = ""
-        fault = "" if exact_after_loss(request) else NOT_RESUMED.format(request.generation.method)
+        exact = request.generation.greedy or request.generation.seed is not None
+        fault = "" if exact else NOT_RESUMED.format(request.generation.method)
         if not fault:
             journal.resumed = True
             if journal.lost_at is None:
@@ -274,8 +269,3 @@ def resumable(request: OutputRequest) -> OutputRequest:
 def seed_of(id: str) -> int:
     """A seed of 64 bits from a request's id, by a keyed hash."""
     return int.from_bytes(blake2b(id.encode(), digest_size=SEED_BYTES, key=b"crossdraft seed").digest(), "big")
-
-
-def exact_after_loss(request: OutputRequest) -> bool:
-    """Whether another orchestrator may resume the output without changing its distribution."""
-    return request.generation.greedy or request.generation.seed is not None

@@ -7,7 +7,6 @@ neither this API's keys and limits, nor its end of outputs whose client does not
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -114,8 +113,7 @@ class Ingress:
         backend = backend_of(self._process, metrics)
         entry = entry_of(self._process, "", measuring(self._process, metrics))
         self._announcing = asyncio.get_running_loop().create_task(_announce(entry, metrics))
-        options = HttpOptions.stated(http, GenerationOptions.of(self._process.keys(), http))
-        return make_app(backend, replace(options, metrics=metrics.text))
+        return make_app(backend, HttpOptions(self._process.keys(), http, http, metrics.text))
 
 
 async def _announce(entry: Entry, metrics: Metrics) -> None:
@@ -127,11 +125,10 @@ class GrpcFront(ServerReplica):
     """A replica of the gRPC front."""
 
     async def server(self, process: Process) -> GenerationServer:
-        """As `ServerReplica.server`."""
         own = process.own
         assert isinstance(own, Grpc)
         where = listening(process, limit=MessageLimit(own.max_message_mib), tls=certificate_of(own))
         backend = await asyncio.to_thread(backend_of, process, metrics := Metrics())
-        server = GenerationServer(backend, where, GenerationOptions.of(process.keys(), own))
+        server = GenerationServer(backend, where, GenerationOptions(process.keys(), own))
         server.metrics = measuring(process, metrics)
         return server

@@ -60,21 +60,17 @@ ALL_ADDRESSES = ("0.0.0.0", "[::]", "::")
 def faults_of(node: str, processes: Sequence[Process]) -> str:
     """What `check` says of each, a line for each; runs on a node, in a task."""
     said = []
-    for one in processes:
+    for process in processes:
         try:
-            check(one)
+            check(process)
         except (ValueError, CannotListen) as error:
-            said.append(f"{one.what} cannot be served on node {node}: {error}")
+            said.append(f"{process.what} cannot be served on node {node}: {error}")
     return "\n".join(said)
 
 
 def check(process: Process) -> None:
-    """Whether one could start on this node; loads nothing.
-
-    Raises:
-        ValueError: the model or a file is not on this node, or cannot be used.
-        CannotListen: the port is taken.
-    """
+    """Whether one could start on this node; loads nothing. Raises ValueError: the model or a file is not on this node,
+    or cannot be used; CannotListen: the port is taken."""
     own = process.own
     if isinstance(own, Service) and own.model != NGRAM:
         source_of(own.model)

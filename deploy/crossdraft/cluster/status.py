@@ -98,11 +98,11 @@ class Deployed:
     @property
     def missing(self) -> list[Hosted]:
         """Of which not all serve."""
-        return [one for one in self.deployments if one.replicas < one.configured]
+        return [deployment for deployment in self.deployments if deployment.replicas < deployment.configured]
 
     def plain(self) -> dict[str, object]:
         """For JSON."""
-        return asdict(self) | {"missing": [asdict(one) for one in self.missing]}
+        return asdict(self) | {"missing": [asdict(deployment) for deployment in self.missing]}
 
 
 class Directory:
@@ -116,11 +116,8 @@ class Directory:
         self._imported = self._loop.run_in_executor(None, import_module, "ray.serve")  # for `deployed`
 
     async def announce(self, entry: Entry) -> tuple[int, tuple[Entry, ...]]:
-        """A process serves; it must announce itself again before the entry expires.
-
-        Returns:
-            The port on which one process of each node shows the metrics of all of it, and all entries.
-        """
+        """A process serves; it must announce itself again before the entry expires. Returns the port on which one
+        process of each node shows the metrics of all of it, and all entries."""
         self._heard[entry.id] = (entry, self._loop.time())
         return self._metrics_port, await self.entries()
 
@@ -134,7 +131,7 @@ class Directory:
         lately = self._loop.time() - EXPIRY
         self._heard = {id: known for id, known in self._heard.items() if known[-1] > lately}
         found = (entry for entry, _ in self._heard.values())
-        return tuple(sorted(found, key=lambda one: (one.model, one.role, one.name, one.node, one.process)))
+        return tuple(sorted(found, key=lambda entry: (entry.model, entry.role, entry.name, entry.node, entry.process)))
 
     async def deployed(self) -> Deployed:
         """What runs now. Serve is asked here, as who asks would take longer to import it than for all else."""
@@ -158,7 +155,7 @@ def deployed_with(entries: tuple[Entry, ...]) -> Deployed:
     found = application_status()
     if found is None:
         raise ValueError("there is no application of this name")
-    deployments = tuple(sorted(hosted(name, one) for name, one in found.deployments.items()))
+    deployments = tuple(sorted(hosted(name, deployment) for name, deployment in found.deployments.items()))
     whole = Deployed(entries, found.status.value, in_short(found.message), deployments)
     return replace(whole, pending=pending_nodes()) if whole.missing else whole
 

@@ -80,15 +80,10 @@ class Backend(Protocol):
         ...
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        """The tokens of one output as they are committed, then its end. Closing it early releases everything.
-
-        Raises:
-            RequestError: the request cannot be served; the text says what to change.
-            UnknownModelError: no model has this name.
-            UnknownDrafterError: no drafter of the model has this name.
-            OverloadedError: the limit of concurrent outputs is reached.
-            ServiceError: no target is left.
-        """
+        """The tokens of one output as they are committed, then its end. Closing it early releases everything. Raises
+        RequestError: the request cannot be served; the text says what to change; UnknownModelError: no model has this
+        name; UnknownDrafterError: no drafter of the model has this name; OverloadedError: the limit of concurrent
+        outputs is reached; ServiceError: no target is left."""
         ...
 
 
@@ -228,7 +223,7 @@ class LocalBackend:
         self._options = options or LocalOptions()
         self._model = model
         self._created = int(time.time())
-        named = {one.name: self._connection_to(one.addresses, one.trusted) for one in model.drafters}
+        named = {drafter.name: self._connection_to(drafter.addresses, drafter.trusted) for drafter in model.drafters}
         self._connections = named or {DECODE_PLAINLY: self._connection_to()}
         self._choice = DrafterChoice()
         self.running = 0  # outputs

@@ -65,10 +65,10 @@ class GenerationServer(Serving, GenerationHandlers):
         self, backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
     ) -> None:
         options = options or GenerationOptions()
-        super().__init__(options.stalled_seconds)
+        super().__init__(options.rates.stalled_seconds)
         self._backend = backend
         self._keys = options.keys
-        self._rates = None if options.rate is None else Rates(options.rate)
+        self._rates = Rates(options.rates)
         self.running = 0  # outputs
         self.marks: dict[str, str] = {}  # further fields of the ready line
         self.metrics = ""  # host:port where Prometheus reads; empty: nowhere
@@ -84,9 +84,7 @@ class GenerationServer(Serving, GenerationHandlers):
         except KeyRefusedError as error:
             log.info("%s was refused: %s", peer, error)
             raise errors.KeyRefused(str(error)) from error
-        client = holder or peer.rpartition(":")[0]
-        wait = 0.0 if self._rates is None else self._rates.take(client, time.monotonic())
-        if wait:
+        if wait := self._rates.take(holder or peer.rpartition(":")[0], time.monotonic()):
             raise errors.Overloaded("too many requests of this client", wait)
 
     async def models(self) -> tuple[ServedModel, ...]:

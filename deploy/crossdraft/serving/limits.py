@@ -8,7 +8,6 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import ceil
 from pathlib import Path
 from typing import Self
 
@@ -103,45 +102,29 @@ def digest(key: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class RateLimit:
-    """A token bucket for each client: it holds `burst` requests and is refilled at `per_minute`, both above 0."""
-
-    per_minute: float
-    burst: int
-
-
-@dataclass(frozen=True)
 class GenerationOptions:
     """Keys and limits of clients."""
 
     keys: Keys = field(default_factory=Keys)  # none: everybody may use it
-    rate: RateLimit | None = None  # for each holder of a key, or each address where no key is needed
-    stalled_seconds: float = 60.0  # after which an output whose client does not read is cancelled
-
-    @classmethod
-    def of(cls, keys: Keys, rates: RateOptions, processes: int = 1) -> "GenerationOptions":
-        """What the options say, for one of so many processes."""
-        rate = rates.rate and RateLimit(rates.rate / processes, ceil(rates.burst / processes))
-        return GenerationOptions(keys, rate or None, rates.stalled_seconds)
+    rates: RateOptions = field(default_factory=RateOptions)
 
 
 class Rates:
-    """The buckets of all clients. Pure: the caller tells the time."""
+    """A token bucket for each client: for each holder of a key, or each address where no key is needed. It holds
+    `burst` requests and is refilled at `rate` a minute. Pure: the caller tells the time."""
 
-    def __init__(self, limit: RateLimit) -> None:
-        self._limit = limit
-        self._per_second = limit.per_minute / 60
+    def __init__(self, options: RateOptions) -> None:
+        self._burst, self._per_second = options.burst, (options.rate or 0.0) / 60
         # By client, in the order of their latest requests: what is left, and the time of the latest, in seconds.
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, client: str, now: float) -> float:
-        """Takes one request from a client's bucket at the time `now`, in seconds.
-
-        Returns:
-            0 if the bucket had one, else the seconds until it will.
-        """
-        left, at = self._buckets.pop(client, (self._limit.burst, now))
-        left = min(self._limit.burst, left + (now - at) * self._per_second)
+        """Takes one request from a client's bucket at the time `now`, in seconds. Returns 0 if the bucket had one, or
+        there is no limit, else the seconds until it will."""
+        if not self._per_second:
+            return 0.0
+        left, at = self._buckets.pop(client, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._per_second)
         self._buckets[client] = (left - 1 if left >= 1 else left, now)
         while len(self._buckets) > MAX_CLIENTS:  # a dropped client gets a full bucket, so hardly exceeds its limit
             del self._buckets[next(iter(self._buckets))]

@@ -114,7 +114,7 @@ class Benchmark(ABC, Generic[Planned, Result]):
             return
         for part in self.report(results):
             if isinstance(part, Table):
-                print_table(part.title, part.headings, part.rows)
+                print_table(part)
             else:
                 print(f"{part}\n")
 

@@ -290,7 +290,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     def check(self) -> None:
         unknown = [name for name in self.plan.way if name not in CONFIGURATIONS]
         if unknown or not self.plan.way:
-            raise UsageError(f"--way is one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
+            raise UsageError(f"--configuration: one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
         super().check()
         with checked_options():
             for temperature in self.plan.temperatures:

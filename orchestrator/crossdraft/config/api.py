@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from crossdraft.config.engine import OwnModels
 from crossdraft.config.fields import COMMAS, Checked, option
@@ -43,7 +44,9 @@ class ApiOptions(
     target: list[str] = option([], f"Targets that run elsewhere, of one model; {COMMAS}.", metavar="HOST:PORT,...")
     model: list[str] = option([], "The model's name; by default --target-model, or its adapter's.", metavar="NAME")
     drafter: list[str] | None = option(
-        None, "Drafters of one model, by a name; repeatable: the fastest is used.", metavar="NAME=HOST:PORT,..."
+        None,
+        "Drafters of one model, by a name, or none; repeatable: the fastest is used.",
+        metavar="NAME=HOST:PORT,...",
     )
     untrusted_drafter: list[str] | None = option(
         None, f"Use this drafter only with methods whose output no drafter can change; {COMMAS}.", metavar="NAME"
@@ -86,8 +89,9 @@ SpeculativeMetrics = StrEnum("SpeculativeMetrics", ("none", "summary"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerOptions:
-    """How answers are read, and what is told beside them; named as vLLM's options."""
+class HttpSettings(ConnectionOptions):
+    """How answers are read, where the HTTP API listens, how large a request may be, and which pages of other servers
+    may use it: named as vLLM's options, whose JSON lists are taken, too."""
 
     tool_call_parser: ToolCallParser = option(
         ToolCallParser.auto, "In which form models call tools; auto: what the chat template writes."
@@ -96,13 +100,6 @@ class AnswerOptions:
     per_request_spec_decode_metrics: SpeculativeMetrics = option(
         SpeculativeMetrics.none, "Add `metrics.speculative_decoding` to replies of one output, as vLLM does."
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpSettings(AnswerOptions, ConnectionOptions):
-    """Where the HTTP API listens, how large a request may be, and which pages of other servers may use it: these are
-    named as vLLM's options, whose JSON lists are taken, too."""
-
     port: int = option(8000, PORT, min=0, max=65535)
     max_choices: int = option(32, "Max outputs of one request.", min=1)
     max_body_mib: float = option(4.0, "Max size of a request, in MiB.", above=0, max=MAX_MIB)
@@ -113,10 +110,10 @@ class HttpSettings(AnswerOptions, ConnectionOptions):
     allow_credentials: bool = option(False, "Let --allowed-origins send cookies.")
 
     @property
-    def cors(self) -> dict[str, object]:
+    def cors(self) -> dict[str, Any]:
         """Arguments of Starlette's middleware; none without an origin."""
         names = ("origins", "methods", "headers")
-        lists: dict[str, object] = {f"allow_{name}": list(getattr(self, f"allowed_{name}")) for name in names}
+        lists: dict[str, Any] = {f"allow_{name}": list(getattr(self, f"allowed_{name}")) for name in names}
         return lists | {"allow_credentials": self.allow_credentials} if self.allowed_origins else {}
 
 

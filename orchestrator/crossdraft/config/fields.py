@@ -1,6 +1,6 @@
 """Fields that are options, and whether a value is in the range of one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from math import inf, isfinite
@@ -77,7 +77,7 @@ def option(
 def fault_of(metadata: Mapping[str, Any], value: Any) -> str:
     """What is wrong with the value of an option, to be said after its name; empty if nothing is."""
     entries = value if isinstance(value, list | tuple) else (value,)
-    return next(filter(None, (_fault(metadata, one) for one in entries)), "")
+    return next(filter(None, (_fault(metadata, entry) for entry in entries)), "")
 
 
 def _fault(metadata: Mapping[str, Any], value: Any) -> str:
@@ -142,17 +142,14 @@ def check(record: Any) -> None:
 @cache
 def typed(record: type) -> tuple[tuple["Field[Any]", tuple[type, ...], str], ...]:
     """The options of a dataclass, with the types that a value may have, and what an error calls them, if it may."""
-    return tuple(_typed(record))
-
-
-def _typed(record: type) -> Iterator[tuple["Field[Any]", tuple[type, ...], str]]:
-    types = get_type_hints(record)
-    for one in fields(record):
-        if "description" in one.metadata:
-            union = get_origin(types[one.name]) in (Union, UnionType)
-            alternatives = get_args(types[one.name]) if union else (types[one.name],)
+    types, found = get_type_hints(record), []
+    for stated in fields(record):
+        if "description" in stated.metadata:
+            union = get_origin(types[stated.name]) in (Union, UnionType)
+            alternatives = get_args(types[stated.name]) if union else (types[stated.name],)
             what = next((text for kind, text in KINDS if kind in alternatives), "")
-            yield one, (*alternatives, *([int] if float in alternatives else [])), what
+            found.append((stated, (*alternatives, *([int] if float in alternatives else [])), what))
+    return tuple(found)
 
 
 def part_of(kind: type[Kind], record: Any) -> Kind:

@@ -12,20 +12,8 @@ MAX_MIB = 1024  # of a message or a request
 METRICS_PORT = "Serve Prometheus metrics over plain HTTP on this port; 0 picks a free one."
 
 
-class LogFormat(StrEnum):
-    """Of a line."""
-
-    PLAIN = "plain"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    """The lowest level that is written."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+LogFormat = StrEnum("LogFormat", {"PLAIN": "plain", "JSON": "json"})
+LogLevel = StrEnum("LogLevel", {"DEBUG": "debug", "INFO": "info", "WARNING": "warning", "ERROR": "error"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import resource
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +47,9 @@ QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#).*')
 TOKENS = re.compile(r"<[^>\s]*>|\b(?:max_tokens|temperature)\s*=")
 LINES = re.compile(r"\n +\d+ \| ")  # of a grammar, as the library's reasons show them
 FAULTY = re.compile(r" \d+ \| (\w+)[^\n]*\n +\^\n")  # the one that is wrong, with the name of its rule
+SCHEMA_FAULT = "failed to compile JSON schema: "  # in the library's reasons
+DEFINITIONS, NO_SCHEMAS = ("$defs", "definitions"), ("const", "enum", "default", "examples", "required", "x-guidance")
+MAX_TRIES = 1000  # of parts of a schema, when its fault is looked for
 STACK = 2**28  # bytes of each that may be used
 FORCED = 256  # letters that must follow, of those that are told
 COMPILED = 64  # grammars that a compiler keeps, and
@@ -181,13 +184,13 @@ def _choices(text: str) -> list[str]:
     return choices
 
 
-def _refused(reason: str) -> GrammarError:
+def _refused(reason: str, place: str = "") -> GrammarError:
     """In one line, with the name of the rule in place of the lines of the grammar that the library shows."""
     said, rule = LINES.split(reason, 1)[0].replace("<non-verbose/>", ""), FAULTY.search(reason)
     if rule is not None and rule[1] != "start":
         said = re.sub(r"^at \d+\(\d+\)", rule[1], said)
     said = "no output is possible by it" if said.startswith("NoExtension") else said
-    return GrammarError(REFUSED + " ".join(said.split())[:REASON])
+    return GrammarError(REFUSED + " ".join(said.split())[:REASON] + (place and f", at {place}"))
 
 
 class _Tokens:
@@ -260,8 +263,49 @@ def _compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     if not compiled.is_error():
         compiled.compute_bitmask()  # some limits are noticed only then
     if compiled.is_error():
-        raise _refused(compiled.get_error())
+        reason = compiled.get_error()
+        raise _refused(reason, _place_of(source, reason))
     return compiled
+
+
+def _place_of(source: str, reason: str) -> str:
+    """Where in its schema the fault of a grammar is, which the library does not say: of parts of parts the last one
+    that, with the definitions, has the same fault, and of its keys the one without which it has not."""
+    found = re.match(r"at (\d+)\((\d+)\): " + re.escape(SCHEMA_FAULT), reason)
+    if found is None:
+        return ""
+    text = "".join(source.splitlines(keepends=True)[int(found[1]) - 1 :])
+    try:
+        part: Any = json.JSONDecoder().raw_decode(text[text.index("{", int(found[2]) - 1) :])[0]
+    except ValueError:  # the schema is none
+        return ""
+    fault, tries = LINES.split(reason[found.end() :], 1)[0], iter(range(MAX_TRIES))
+    own = {name: part[name] for name in DEFINITIONS if name in part}
+
+    def same(part: Any) -> bool:
+        if next(tries, None) is None:
+            return False
+        schema = json.dumps(own | part if isinstance(part, dict) else part)
+        said = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: %json {schema}"))
+        return SCHEMA_FAULT + fault in said
+
+    place = "$"
+    while below := next(((step, one) for step, one in _parts_of(part) if same(one)), None):
+        place, part = f"{place}.{below[0]}", below[1]
+    keys = part if isinstance(part, dict) else ()
+    key = next((one for one in keys if not same({name: part[name] for name in keys if name != one})), "")
+    return f"{place}.{key}".rstrip(".")
+
+
+def _parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Schemas in a schema, by their paths, definitions first."""
+    named = schema if isinstance(schema, dict) else {}
+    for name in sorted(named.keys() - {*NO_SCHEMAS}, key=lambda one: (one not in DEFINITIONS, [*named].index(one))):
+        within, value = name in (*DEFINITIONS, "properties", "patternProperties"), named[name]
+        if isinstance(value, dict) and not within:
+            yield name, value
+        elif isinstance(value, dict | list):
+            yield from ((f"{name}.{step}", one) for step, one in dict(value if within else enumerate(value)).items())
 
 
 class _Trials(local):

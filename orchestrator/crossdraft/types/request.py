@@ -236,10 +236,11 @@ class GenerationRequest(Watching, Speculation, Reading, Output):
     def _check_tree(self, nodes: int) -> None:
         depth = self.num_speculative_tokens
         small = self.overlap is Overlap.OFF and nodes <= depth
+        deep = f"more than the depth of the tree (num_speculative_tokens, {depth}), or 0 for a chain"
         for wrong, complaint in (
             (self.overlap is Overlap.ON, "tree_nodes has no effect with overlap on: leave it out, or turn overlap off"),
             (self.audit, "an audit recomputes the draws of chains: leave out tree_nodes, or audit"),
-            (small, f"a tree of depth {depth}, num_speculative_tokens, has more nodes than that, not {nodes}"),
+            (small, f"tree_nodes must be at least {depth + 1}, {deep}, got {nodes}"),
         ):
             if wrong:
                 raise RequestError(complaint, "tree_nodes")

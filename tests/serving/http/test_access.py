@@ -6,7 +6,8 @@ from openai import AuthenticationError, RateLimitError
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from crossdraft.serving.http import HttpOptions, RateLimit, make_app
+from crossdraft.config.api import RateOptions
+from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.limits import Keys
 from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import COMPLETIONS, KEY, fault, front
@@ -48,7 +49,7 @@ async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: Fake
 
 
 async def test_a_client_that_asks_too_often_is_told_when(outputs: FakeBackend) -> None:
-    async with front(outputs, HttpOptions(rate=RateLimit(per_minute=0.1, burst=2))) as limited:
+    async with front(outputs, HttpOptions(rates=RateOptions(rate=0.1, burst=2))) as limited:
         for _ in range(2):
             await limited.openai.models.list()
         with pytest.raises(RateLimitError) as caught:

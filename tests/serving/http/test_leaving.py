@@ -8,6 +8,7 @@ import pytest
 from openai import APIError
 
 from crossdraft.client import Kind, Token
+from crossdraft.config.api import RateOptions
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.http import HttpOptions, make_app
@@ -45,7 +46,7 @@ async def test_leaving_before_the_answer_ends_all_choices(served: Front, outputs
 
 async def test_a_client_that_does_not_read_is_given_up(outputs: FakeBackend) -> None:
     outputs.tokens, outputs.waits_after = LONG, None
-    async with front(outputs, HttpOptions(stalled_seconds=0.2)) as hasty:
+    async with front(outputs, HttpOptions(rates=RateOptions(stalled_seconds=0.2))) as hasty:
         body = {"prompt": "Say", "stream": True}
         async with hasty.http.stream("POST", "/v1/completions", json=body) as response:
             assert (response.status_code, len(outputs.requests)) == (200, 1)

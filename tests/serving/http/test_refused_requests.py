@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from crossdraft.config.api import HttpSettings
 from crossdraft.serving.http import HttpOptions
 from tests.serving.fakes import FakeBackend
 from tests.serving.http.conftest import CHAT, COMPLETIONS, Front, fault, front
@@ -92,7 +93,13 @@ WRONG_CHATS: list[tuple[dict[str, object], str | None, str]] = [  # beside the m
         "tools.0.function.parameters",
         'its type must be "object"',
     ),
-    ({"tools": [TOOL], "tool_choice": NAMED}, None, "does not match any of the specified `tools`"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name", "at least 1 character"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+        "messages.0.tool_calls.0.function.name",
+        "at least 1 character",
+    ),
+    ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice", "does not match any of the specified `tools`"),
     *(
         ({"tools": [TOOL], "tool_choice": choice}, "tool_choice", 'or of type "allowed_tools"')
         for choice in (
@@ -105,9 +112,9 @@ WRONG_CHATS: list[tuple[dict[str, object], str | None, str]] = [  # beside the m
             {"type": "allowed_tools", "allowed_tools": {"mode": "named", "tools": [TOOL]}},
         )
     ),
-    ({"tool_choice": NAMED}, None, "`tools` must be set"),
+    ({"tool_choice": NAMED}, "tool_choice", "`tools` must be set"),
     ({"tools": [TOOL, TOOL]}, "tools", "names must differ, and 'f' is there more than once"),
-    ({"tool_choice": "required"}, None, "`tools` must be set"),
+    ({"tool_choice": "required"}, "tool_choice", "`tools` must be set"),
     ({"top_logprobs": 2}, None, "needs logprobs"),
     ({"reasoning_effort": "much"}, "reasoning_effort", "is not served: it may be 'none'"),
     ({"skip_special_tokens": False}, "skip_special_tokens", "is not served"),
@@ -189,7 +196,7 @@ async def test_a_body_over_the_limit(outputs: FakeBackend, chunked: bool) -> Non
         for _ in range(20):
             yield b" " * 100
 
-    async with front(outputs, HttpOptions(max_bytes=1000)) as small:
+    async with front(outputs, HttpOptions(http=HttpSettings(max_body_mib=1000 / 2**20))) as small:
         kind = {"content-type": "application/json"}
         content = pieces() if chunked else b" " * 2000
         response = await small.http.post(COMPLETIONS, content=content, headers=kind)
@@ -200,7 +207,7 @@ async def test_a_body_over_the_limit(outputs: FakeBackend, chunked: bool) -> Non
 async def test_all_bodies_together_have_a_limit_too(outputs: FakeBackend) -> None:
     outputs.waits_after = 0
     large = {"prompt": "a" * 100_000}
-    async with front(outputs, HttpOptions(max_held_bytes=150_000)) as small:
+    async with front(outputs, HttpOptions(http=HttpSettings(max_bodies_mib=150_000 / 2**20))) as small:
         held = asyncio.create_task(small.post(COMPLETIONS, **large))
         await outputs.wait_running(1)
         refused = await small.post(COMPLETIONS, **large)

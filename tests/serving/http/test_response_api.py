@@ -10,7 +10,7 @@ from openai.types.responses import ParsedResponse, Response
 from pydantic import BaseModel
 
 from crossdraft.client import Reason
-from crossdraft.config.api import AnswerOptions, ReasoningParser
+from crossdraft.config.api import HttpSettings, ReasoningParser
 from crossdraft.config.request import Sampling
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.serving.http import HttpOptions
@@ -103,8 +103,8 @@ async def test_calls_come_after_content_and_results_go_back(served: Front, outpu
 
 async def test_reasoning_is_an_item_of_its_own(outputs: FakeBackend) -> None:
     outputs.tokens = tokens_of(["<think>Hm", "</think>", "\n", "Yes"])
-    answers = AnswerOptions(reasoning_parser=ReasoningParser.qwen3)
-    async with front(outputs, HttpOptions(answers=answers)) as served:
+    answers = HttpSettings(reasoning_parser=ReasoningParser.qwen3)
+    async with front(outputs, HttpOptions(http=answers)) as served:
         whole, _ = await both(served, tools=[])
     assert [one["type"] for one in outline(whole)[1]] == ["reasoning", "message"]
     assert outline(whole)[1][0]["content"] == [{"type": "reasoning_text", "text": "Hm"}]
@@ -165,18 +165,22 @@ async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_ev
         ({"truncation": "auto"}, "truncation", "is not served"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort", "is not served: it may be 'none'"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", 'of type "function", with the name'),
-        ({"tools": [TOOL, TOOL]}, None, "names must differ, and 'weather' is there more than once"),
+        ({"tools": [TOOL, TOOL]}, "tools", "names must differ, and 'weather' is there more than once"),
         ({"include": ["file_search_call.results"]}, "include.0", "is not served"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "it may be 'function'"),
-        ({"tools": [], "tool_choice": "required"}, None, "`tools` must be set"),
-        ({"tool_choice": {"type": "function", "name": "x"}}, None, "does not match any"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "`tools` must be set"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "does not match any"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools.0.name", "it must have at least 1 character"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "", "arguments": ""}]}, "input.0.name", "1 char"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0", "greater than or equal to 0"),
+        ({"n": 2}, "n", "Unrecognized request argument"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "is not served: it may be 'message'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "not served"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"role": "user"}]}, "input.0", "content is required in a message"),
         ({"messages": []}, "messages", "Unrecognized request argument"),
         ({"temperature": 5e400}, "temperature", "finite"),
-        ({"text": {"format": {"type": "json_schema"}}}, None, "json_schema must be provided"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", "json_schema must be provided"),
     ],
 )
 async def test_what_is_not_served_is_named(direct, outputs, body, param, text):
@@ -189,6 +193,13 @@ async def test_what_is_not_served_is_named(direct, outputs, body, param, text):
 
 async def test_every_sampling_parameter_of_chats_is_one_here(direct, outputs) -> None:
     asked = {one.name: one.metadata.get("le", 1) for one in fields(Sampling)}
-    assert (await direct.post(PATH, json=ASKED | asked)).status_code == 200
-    (order,) = outputs.requests
-    assert {name: getattr(order.generation.options, name) for name in asked} == asked
+    lists = {"logit_bias": {"3": 2.5}, "allowed_token_ids": [3, 4]}
+    others = {"ignore_eos": True, "stop_token_ids": [5], "bad_words": ["x"], "include_stop_str_in_output": True}
+    assert (await direct.post(PATH, json=ASKED | asked | lists | others)).status_code == 200
+    generation = outputs.requests[0].generation
+    assert {name: getattr(generation.options, name) for name in asked} == asked
+    assert (generation.options.logit_bias, generation.options.allowed_token_ids) == (((3, 2.5),), (3, 4))
+    assert {name: getattr(generation, name) for name in others} == others | {
+        "stop_token_ids": (5,),
+        "bad_words": ("x",),
+    }

@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from crossdraft.client import Grammar, Kind, Reason, RequestError, Token
-from crossdraft.config.api import AnswerOptions, ReasoningParser, ToolCallParser
+from crossdraft.config.api import HttpSettings, ReasoningParser, ToolCallParser
 from crossdraft.serving.http import HttpOptions
 from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, AnswerForm
 from crossdraft.text.grammar import MAX_LENGTH
@@ -43,7 +43,7 @@ def outputs() -> FakeBackend:
 
 @pytest.fixture
 async def thinking(outputs: FakeBackend) -> AsyncIterator[Front]:
-    async with front(outputs, HttpOptions(answers=AnswerOptions(reasoning_parser=ReasoningParser.qwen3))) as running:
+    async with front(outputs, HttpOptions(http=HttpSettings(reasoning_parser=ReasoningParser.qwen3))) as running:
         yield running
 
 
@@ -210,7 +210,7 @@ async def test_with_auto_calls_are_calls_and_forms_of_content_are_kept_to(served
 
 async def test_the_format_is_the_templates_or_the_servers_to_say(outputs: FakeBackend) -> None:
     outputs.tokens = tokens_of(["[TOOL_CALLS]", '[{"name": "weather", ', '"arguments": {"city": "b"}}]'])
-    parser = HttpOptions(answers=AnswerOptions(tool_call_parser=ToolCallParser.mistral))
+    parser = HttpOptions(http=HttpSettings(tool_call_parser=ToolCallParser.mistral))
     async with front(outputs, parser) as served:
         choice, _ = await both(served)
         assert choice.message.tool_calls[0].function.arguments == '{"city": "b"}'

@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.client import Reason
 from crossdraft.client.api import software
-from crossdraft.config.api import AnswerOptions, HttpSettings, SpeculativeMetrics
+from crossdraft.config.api import HttpSettings, SpeculativeMetrics
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
@@ -116,8 +116,8 @@ async def test_ids_and_usage_in_each_chunk(served: Front, path: str, asked: dict
 
 async def test_pages_of_other_servers_may_use_it_if_that_is_asked_for(outputs: FakeBackend) -> None:
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    allowed = HttpSettings(allowed_origins=("https://a.example",), allowed_methods=("GET", "POST")).cors
-    async with front(outputs, HttpOptions(Keys.of({"me": KEY}), cors=allowed)) as shared:
+    allowed = HttpSettings(allowed_origins=("https://a.example",), allowed_methods=("GET", "POST"))
+    async with front(outputs, HttpOptions(Keys.of({"me": KEY}), http=allowed)) as shared:
         first = await shared.http.options(COMPLETIONS, headers={**asked, "authorization": ""})
         assert (first.status_code, first.headers["access-control-allow-origin"]) == (200, "https://a.example")
         other = await shared.http.options(COMPLETIONS, headers={**asked, "origin": "https://b.example"})
@@ -133,11 +133,11 @@ async def test_a_large_body_is_read_beside_the_event_loop(served, outputs, monke
     """As what is read there is asked which thread it runs in, no clock decides."""
     from threading import current_thread
 
-    from crossdraft.serving.http import bodies
+    from crossdraft.serving.http import app
 
     threads: list[str] = []
-    read = bodies.parsed
-    monkeypatch.setattr(bodies, "parsed", lambda *given: (threads.append(current_thread().name), read(*given))[1])
+    read = app.parsed
+    monkeypatch.setattr(app, "parsed", lambda *given: (threads.append(current_thread().name), read(*given))[1])
     for prompt in ("a", "a" * 100_000):
         assert (await served.post(COMPLETIONS, prompt=prompt)).status_code == 200
     assert [name.startswith("bodies") for name in threads] == [False, True]
@@ -150,8 +150,8 @@ async def test_metrics_of_speculative_decoding_are_as_vllms_if_they_are_wanted(s
         "num_spec_steps": 2, "num_accepted_draft_tokens": 2, "num_draft_tokens": 3, "num_spec_tokens": 2,
     }  # fmt: skip
     usage = {"stream": True, "stream_options": {"include_usage": True}}
-    answers = AnswerOptions(per_request_spec_decode_metrics=SpeculativeMetrics.summary)
-    async with front(outputs, HttpOptions(answers=answers)) as telling:
+    answers = HttpSettings(per_request_spec_decode_metrics=SpeculativeMetrics.summary)
+    async with front(outputs, HttpOptions(http=answers)) as telling:
         for path, body in (("/v1/completions", {"prompt": "Say"}), ("/v1/chat/completions", {"messages": MESSAGES})):
             whole = (await telling.post(path, **body)).json()
             assert whole["metrics"] == {"speculative_decoding": wanted}

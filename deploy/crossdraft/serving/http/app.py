@@ -1,13 +1,19 @@
-"""The application: OpenAI's routes under /v1, and those by which it is watched."""
+"""The application: OpenAI's routes under /v1, and those by which it is watched.
 
-from collections.abc import Sequence
+Large bodies are read in a thread. The JSON decoder keeps the interpreter for as long as it takes, up to 0.4 s for 4 MB
+of small lists, and nothing else runs meanwhile: bodies with more parts than any request has are refused before.
+"""
+
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request, Security
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -17,8 +23,7 @@ from crossdraft.config.api import SpeculativeMetrics, ToolCallParser
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, own_names
-from crossdraft.serving.http.bodies import refusal_of_faults, route_class
-from crossdraft.serving.http.chats import DetokenizeBody, TokenizeBody
+from crossdraft.serving.http.chats import MAX_DEPTH, DetokenizeBody, TokenizeBody, deep
 from crossdraft.serving.http.errors import (
     ABSENT,
     BUG,
@@ -27,24 +32,13 @@ from crossdraft.serving.http.errors import (
     FaultReply,
     RefusedError,
     refusal_of,
+    refusal_of_faults,
     refusal_of_status,
 )
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
-from crossdraft.serving.http.response_api import Response as ResponseObject
 from crossdraft.serving.http.response_api import ResponsesBody, ResponseWriter
-from crossdraft.serving.http.responses import (
-    Alive,
-    ChatCompletion,
-    ChatFormat,
-    Completion,
-    CompletionFormat,
-    Detokenized,
-    ModelCard,
-    ModelList,
-    Ready,
-    Tokenized,
-)
+from crossdraft.serving.http.responses import JSON, ChatFormat, CompletionFormat, Json, ModelCard, ModelList
 from crossdraft.serving.http.streaming import AnyFormat, ClientGoneError, EventStream, Replies, merged, unless_gone
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
@@ -55,7 +49,14 @@ CLIENT_CLOSED = 499  # nginx's status for a client that has left; nobody reads i
 OWNER = "crossdraft"
 FIELD_KEY = "crossdraft.field_of"  # in the scope: as of `GenerationBody`
 FAULTS: dict[int | str, dict[str, Any]] = {"4XX": {"model": FaultReply}, "5XX": {"model": FaultReply}}
-EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # the events of a stream, with chunks as data
+OPENAIS: dict[str, Any] = {
+    "description": "OpenAI's object, or events with its chunks",
+    "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+}
+NO_TEXT = "the body is not JSON: it is not UTF-8, is nested too deeply, or has a number of too many digits"
+MAX_PARTS = 100_000  # strings, lists and objects of a body, which are made in less than 0.1 s
+TOO_MANY = f"the body has more than {MAX_PARTS} strings, lists and objects; send less"
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Key = Security(HTTPBearer(auto_error=False, description="Needed if the server has API keys."))
 
 
@@ -63,8 +64,8 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
     options = options or HttpOptions()
     app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     app.add_middleware(Gate, options=options)
-    if options.cors:  # before all others: a browser's first question has no key
-        app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.cors)
+    if options.http.cors:  # before all others: a browser's first question has no key
+        app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.http.cors)
     beside = Beside("bodies")
     app.include_router(router_of(backend, options, beside))
     app.include_router(models_router(backend, beside))
@@ -77,9 +78,9 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
 
 def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
     @app.get("/health", responses={**FAULTS})
-    async def health() -> Alive:
+    async def health() -> dict[str, str]:
         """The process is alive."""
-        return Alive(status="ok")
+        return {"status": "ok"}
 
     app.add_api_route("/ping", health, responses={**FAULTS})
     app.add_api_route("/ping", health, methods=["POST"], include_in_schema=False)
@@ -94,14 +95,15 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
         """How many requests for outputs are under way."""
         return {"server_load": request.scope[LOAD_KEY]}
 
-    @app.get("/ready", responses={**FAULTS}, response_model_exclude_none=True)
-    async def ready() -> Ready:
+    @app.get("/ready", responses={**FAULTS})
+    async def ready() -> Json:
         """A model can be served; if not, the error says why."""
         models = await backend.models()
         names = [model.name for model in models if model.there]
         if not names:
             raise replace(ABSENT, text=_absence(models)).refusal()
-        return Ready(status="ready", models=names, detail=_detail(models) or None)
+        detail = _detail(models)  # what is not as it should be, though models can be served
+        return {"status": "ready", "models": names} | ({"detail": detail} if detail else {})
 
     text_of = options.metrics
     if text_of is not None:
@@ -166,13 +168,13 @@ class Outputs:
         model, requests = await self._ordered(request, body)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
         prompts = [(await self._backend.written(model, one)).ids for one in asked]
-        measured = self._options.answers.per_request_spec_decode_metrics is not SpeculativeMetrics.none
+        measured = self._options.http.per_request_spec_decode_metrics is not SpeculativeMetrics.none
         format = kind(body, model, request_id, prompts, measured)
         return await self._sent(request, body.stream, requests, Replies(format, request_id, self._beside))
 
     async def _ordered(self, request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
         """The model of a request, and its outputs."""
-        model, most = _named(self._backend, body.model), self._options.max_choices
+        model, most = _named(self._backend, body.model), self._options.http.max_choices
         if body.num_outputs > most:
             outputs = f"n and the number of prompts make {body.num_outputs} outputs"
             raise RefusedError(400, f"{outputs}; at most {most} in one request", INVALID, "too_many_choices", "n")
@@ -184,7 +186,7 @@ class Outputs:
         return model, await self._beside.run(size, body.output_requests, model, request.scope[ID_KEY])
 
     async def _tool_format(self, body: ChatBody, model: str) -> ToolFormat | None:
-        name: str = self._options.answers.tool_call_parser
+        name: str = self._options.http.tool_call_parser
         if not body.usable:
             return None
         if name == ToolCallParser.auto:
@@ -196,7 +198,7 @@ class Outputs:
 
     async def _reasoning(self, body: ChatBody, model: str) -> Reasoning | None:
         """How an answer to this prompt has it."""
-        marks = REASONINGS.get(self._options.answers.reasoning_parser)
+        marks = REASONINGS.get(self._options.http.reasoning_parser)
         return None if marks is None else after(marks, (await self._backend.written(model, body.prompts[0])).text)
 
     async def _sent(
@@ -208,18 +210,82 @@ class Outputs:
             return Response(answer, media_type="application/json")
         # An error before the first item has a status of its own.
         first = await unless_gone(request.receive, anext(coming))
-        return EventStream(writer.stream(first, coming), writer.fault, self._options.stalled_seconds)
+        return EventStream(writer.stream(first, coming), writer.fault, self._options.rates.stalled_seconds)
+
+
+def route_class(beside: Beside) -> type[APIRoute]:
+    """The class of routes that read their bodies beside the event loop; FastAPI would do it in the loop."""
+
+    class BodyRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Any]:
+            handle, params = super().get_route_handler(), self.dependant.body_params
+            if not params:
+                return handle
+            kind: Any = params[0].field_info.annotation
+
+            class BodyRequest(Request):
+                async def json(self) -> Any:
+                    raw = await self.body()
+                    return await beside.run(len(raw), lambda: parsed(raw, kind))
+
+            async def read(request: Request) -> Response:
+                response: Response = await handle(BodyRequest(request.scope, request.receive))
+                return response
+
+            return read
+
+    return BodyRoute
+
+
+def parsed(raw: bytes, kind: type[ModelT]) -> ModelT:
+    """A body; raises RefusedError, about the first fault, if it is not one of this kind.
+
+    Lists are checked up to their first fault: pydantic keeps the interpreter for 2 s over 300,000 of them.
+    """
+    found = _parsed(raw, kind)
+    if isinstance(found, RefusedError):  # raised where nothing else is at hand: its traceback keeps what is, for long
+        raise found
+    return found
+
+
+def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
+    try:
+        text = raw.decode(json.detect_encoding(raw), "surrogatepass")
+        if _parts(text) > MAX_PARTS:
+            return RefusedError(400, TOO_MANY, INVALID, "invalid_value")
+        body = json.loads(text)
+        if text.count("[") + text.count("{") > MAX_DEPTH and deep(body):
+            return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
+    except json.JSONDecodeError as error:
+        text = f"the body is not JSON: {error.msg} at character {error.pos}"
+        return RefusedError(400, text, INVALID, "invalid_json")
+    except (ValueError, RecursionError):
+        return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
+    try:
+        return kind.model_validate(body)
+    except RefusedError as error:
+        return error.with_traceback(None)
+    except ValidationError as error:
+        return refusal_of_faults(error.errors(include_url=False), body)
+
+
+def _parts(text: str) -> int:
+    """How many strings, lists and objects a JSON text has; exact up to MAX_PARTS."""
+    if len(text) <= MAX_PARTS:
+        return 0
+    outside = text.replace("\\\\", "").replace('\\"', "").split('"', 2 * MAX_PARTS)[::2]
+    return len(outside) + sum(one.count("[") + one.count("{") for one in outside)
 
 
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
     outputs = Outputs(backend, options, beside)
     router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
-    for path, answer, model in (
-        ("/completions", outputs.completions, Completion),
-        ("/chat/completions", outputs.chat_completions, ChatCompletion),
-        ("/responses", outputs.responses_, ResponseObject),
+    for path, answer in (
+        ("/completions", outputs.completions),
+        ("/chat/completions", outputs.chat_completions),
+        ("/responses", outputs.responses_),
     ):
-        router.add_api_route(path, answer, methods=["POST"], responses={200: {"model": model, **EVENTS}})
+        router.add_api_route(path, answer, methods=["POST"], responses={200: OPENAIS})
     return router
 
 
@@ -240,24 +306,24 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
             raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(found) or 'none'}")
         return _card(found[model])
 
-    @router.post("/tokenize", responses={200: {"model": Tokenized}})
+    @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
         """The tokens of a text or a chat."""
         model = _named(backend, body.model)
         written = await backend.written(model, body.asked, body.add_special_tokens)
         context = next((one.context for one in await backend.models() if one.name == model), 0)
-        ids, pieces = list(written.ids), list(written.pieces) if body.return_token_strs else None
-        answer = Tokenized(count=len(ids), max_model_len=context, tokens=ids, token_strs=pieces)
+        pieces = written.pieces if body.return_token_strs else None
+        answer = {"count": len(written.ids), "max_model_len": context, "tokens": written.ids, "token_strs": pieces}
         return await reply(answer, len(written.text))
 
-    @router.post("/detokenize", responses={200: {"model": Detokenized}})
+    @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of tokens."""
         written = await backend.written(_named(backend, body.model), tuple(body.tokens))
-        return await reply(Detokenized(prompt=written.text), len(written.text))
+        return await reply({"prompt": written.text}, len(written.text))
 
-    async def reply(answer: BaseModel, size: int) -> Response:
-        return Response(await beside.run(size, answer.model_dump_json), media_type="application/json")
+    async def reply(answer: Json, size: int) -> Response:
+        return Response(await beside.run(size, JSON.dump_json, answer), media_type="application/json")
 
     return router
 

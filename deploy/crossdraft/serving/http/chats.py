@@ -81,6 +81,7 @@ def few(value: object) -> object:
 
 
 Text = Annotated[str, AfterValidator(unicode)]
+Some = Annotated[str, Field(min_length=1), AfterValidator(unicode)]  # in this order an empty one is still "a string"
 NO_BOOLEAN = BeforeValidator(_no_boolean)
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
@@ -125,7 +126,7 @@ class Part(Body):
 class FunctionBody(Part):
     """What a model may call."""
 
-    name: Annotated[Text, Field(min_length=1, max_length=256)]
+    name: Annotated[Some, Field(max_length=256)]
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; by default it has nothing.")
     strict: StrictBool | None = Field(None, description="With tool_choice auto: arguments are by the schema.")
@@ -167,7 +168,7 @@ def read_choice(value: Any) -> tuple[str, list[str]]:
         mode = "named" if value["type"] == "function" else f"allowed {inner['mode']}"
         names = [one.get("function", one)["name"] for one in named]
         known = mode in ("named", "allowed auto", "allowed required")
-        if names and known and all(isinstance(one, str) for one in names):
+        if names and known and all(isinstance(name, str) for name in names):
             return mode, names
     except (AttributeError, KeyError, TypeError):
         pass  # it is none of these
@@ -188,7 +189,7 @@ ToolChoice = Annotated[str | dict[str, Any], BeforeValidator(_choice)]
 class CalledFunction(Part):
     """What was called."""
 
-    name: Text
+    name: Some
     arguments: Text | dict[str, Any] | None = Field(None, description="JSON, as the model has written it.")
 
 
@@ -220,7 +221,7 @@ class TextPart(Part):
 class MessageBody(Part):
     """A message of a chat."""
 
-    role: Annotated[Text, Field(min_length=1, max_length=100)]
+    role: Annotated[Some, Field(max_length=100)]
     content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = Field(
         None, validate_default=True, description="May be null in messages of the assistant."
     )
@@ -249,7 +250,7 @@ class MessageBody(Part):
             given = {"tool_call_id": self.tool_call_id, "name": self.name}
         elif self.role == "assistant":
             reasoning = self.reasoning or self.reasoning_content
-            calls = [one.shown for one in self.tool_calls or ()]
+            calls = [call.shown for call in self.tool_calls or ()]
             given = {"tool_calls": calls, "reasoning_content": reasoning if isinstance(reasoning, str) else ""}
         shown = {name: value for name, value in given.items() if value}
         role = "system" if self.role == "developer" else self.role
@@ -274,14 +275,14 @@ class TemplateFields(Body):
     @field_validator("tools")
     @classmethod
     def _differ(cls, tools: list[ToolBody]) -> list[ToolBody]:
-        if twice := [name for name, count in Counter(one.function.name for one in tools).items() if count > 1]:
+        if twice := [name for name, count in Counter(tool.function.name for tool in tools).items() if count > 1]:
             raise ValueError(f"their names must differ, and {twice[0]!r} is there more than once")
         return tools
 
     @property
     def usable(self) -> list[FunctionBody]:
         """What the model is told that it may call."""
-        return [one.function for one in self.tools]
+        return [tool.function for tool in self.tools]
 
     def chat_of(self, messages: Sequence[MessageBody]) -> Chat:
         tools = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.usable]
@@ -289,7 +290,7 @@ class TemplateFields(Body):
         effort |= {"enable_thinking": False} if self.reasoning_effort == "none" else {}
         given = {**effort, **(self.chat_template_kwargs or {}), **({"tools": tools} if tools else {})}
         settings = json.dumps(given) if given else ""
-        said = tuple(one.message for one in messages)
+        said = tuple(body.message for body in messages)
         return Chat(said, self.add_generation_prompt, self.continue_final_message, settings)
 
 

@@ -1,11 +1,13 @@
-"""Errors in OpenAI's shape, and the one map from all other errors to them."""
+"""Errors in OpenAI's shape, the one map from all other errors to them, and what is said of a body that is refused."""
 
+import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
+from typing import Any
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -13,11 +15,14 @@ from starlette.exceptions import HTTPException
 from crossdraft.client import RequestError
 from crossdraft.rpc import errors
 from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.http.chats import UNSERVED
 from crossdraft.serving.http.requests import Speculative
 from crossdraft.serving.limits import KeyRefusedError
 from crossdraft.types.request import PromptTooLongError
 
 log = logging.getLogger(__name__)
+NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
+SHOWN = 60  # characters of a value
 
 
 class Fault(BaseModel):
@@ -142,3 +147,54 @@ def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
     text = f"there is nothing at {path}" if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
     allowed = (error.headers or {}).get("Allow", "")
     return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code), allow=allowed)
+
+
+def refusal_of_faults(faults: Sequence[Any], body: object) -> RefusedError:
+    """The reply to a body that pydantic refused, by its ErrorDetails: the first fault.
+
+    Where a field has a union type, pydantic reports one fault for each alternative; a too long list counts, else
+    the one whose path into the body is the longest.
+    """
+    placed = [(one, tuple(_in_body(one["loc"], body))) for one in faults]
+    named = placed[0][1][:1]
+
+    def rank(fault: tuple[Any, tuple[str, ...]]) -> tuple[bool, bool, int, bool]:
+        kind, where = fault[0]["type"], fault[1]
+        return where[:1] == named, kind == "too_long", len(where), not kind.endswith("_type")
+
+    first, where = max(placed, key=rank)
+    param, code = ".".join(where) or None, None if first["type"] == "extra_forbidden" else "invalid_value"
+    return RefusedError(400, _complaint(first, param, isinstance(body, dict)), INVALID, code, param)
+
+
+def _complaint(fault: Any, param: str | None, named: bool) -> str:
+    """What is wrong, in this server's words: those of the validator are about its own types."""
+    limits, value = fault.get("ctx", {}), fault["input"]
+    if param is None:
+        return f"the body: {_plain(fault['msg'])}" if named else f"the body: {NO_OBJECT}"
+    if fault["type"] == "extra_forbidden" and param.rpartition(".")[2] not in UNSERVED:
+        return f"Unrecognized request argument supplied: {param}"
+    if fault["type"] == "extra_forbidden" or limits.get("max_length") == 0 or limits.get("expected") == "''":
+        return f"{param} is not served: leave it out"
+    if fault["type"] == "literal_error":
+        return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {limits['expected']}"
+    return f"{param}: {_plain(fault['msg'])}"
+
+
+def _plain(text: str) -> str:
+    for theirs in ("Input should", "String should", "List should", "Dictionary should", "Data should"):
+        text = text.replace(theirs, "it must")
+    return (
+        text.replace(" after validation", "").replace("Field required", "it is required").removeprefix("Value error, ")
+    )
+
+
+def _in_body(where: Sequence[int | str], body: object) -> Iterator[str]:
+    """The steps of a validator's path that exist in the body: the others name alternatives of a union."""
+    for part in where:
+        if isinstance(body, dict) and (part in body or (part == where[-1] and str(part).isidentifier())):
+            yield str(part)
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            yield str(part)
+            body = body[part]

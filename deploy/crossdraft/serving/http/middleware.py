@@ -2,18 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from crossdraft.config.api import AnswerOptions, HttpSettings
-from crossdraft.config.fields import part_of
+from crossdraft.config.api import HttpSettings
 from crossdraft.rpc.event_loop import MEDIUM
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
 from crossdraft.serving.backend import MIN_RETRY_SECONDS
@@ -29,27 +27,11 @@ ID_KEY = "crossdraft.request"  # in the scope
 
 @dataclass(frozen=True)
 class HttpOptions(GenerationOptions):
-    """Keys and limits of clients under /v1, and metrics."""
+    """Of clients under /v1, the API and its metrics."""
 
-    max_bytes: int = 4 * MIB  # of a request's body
-    max_held_bytes: int = 256 * MIB  # of the bodies of all requests under way; beyond it only small ones are taken
-    max_choices: int = 32  # outputs of one request
-    answers: AnswerOptions = field(default_factory=AnswerOptions)
+    http: HttpSettings = field(default_factory=HttpSettings)
     # For /metrics: from the header `Accept` to the text and its type.
     metrics: Callable[[str], tuple[bytes, str]] | None = None
-    cors: Mapping[str, Any] = field(default_factory=dict)  # arguments of CORSMiddleware; none: no other server's page
-
-    @classmethod
-    def stated(cls, http: HttpSettings, limits: GenerationOptions, max_outputs: int = 2**31) -> Self:
-        """What the settings say, for a server of so many outputs at once."""
-        return cls(
-            **vars(limits),
-            max_bytes=int(http.max_body_mib * MIB),
-            max_held_bytes=int(http.max_bodies_mib * MIB),
-            max_choices=min(http.max_choices, max_outputs),
-            answers=part_of(AnswerOptions, http),
-            cors=http.cors,
-        )
 
 
 class Gate:
@@ -61,7 +43,8 @@ class Gate:
     def __init__(self, app: ASGIApp, options: HttpOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._options = options
-        self._rates = None if options.rate is None else Rates(options.rate)
+        self._rates = Rates(options.rates)
+        self._most, self._most_held = int(options.http.max_body_mib * MIB), options.http.max_bodies_mib * MIB
         self._clock = clock
         self._load = 0
         self._held = 0  # bytes of bodies
@@ -109,16 +92,12 @@ class Gate:
         path = _path(scope)
         if path == GUARDED or path.startswith(GUARDED + "/") or path in TOKENIZING:
             holder = self._options.keys.holder(headers.get("authorization"))
-            self._check_rate(holder or (scope.get("client") or ("",))[0])
+            if wait := self._rates.take(holder or (scope.get("client") or ("",))[0], self._clock()):
+                text = "too many requests; wait as long as Retry-After says"
+                raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._options.max_bytes:
+        if length.isdecimal() and int(length[:20]) > self._most:
             raise self._too_large()
-
-    def _check_rate(self, client: str) -> None:
-        wait = 0.0 if self._rates is None else self._rates.take(client, self._clock())
-        if wait:
-            text = "too many requests; wait as long as Retry-After says"
-            raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
 
     @contextmanager
     def _counted(self, receive: Receive) -> Iterator[Receive]:
@@ -129,9 +108,9 @@ class Gate:
             message = await receive()
             size += (new := len(message.get("body", b"")))
             self._held += new
-            if size > self._options.max_bytes:
+            if size > self._most:
                 raise HTTPException(413) from self._too_large()
-            if size > MEDIUM and self._held > self._options.max_held_bytes:
+            if size > MEDIUM and self._held > self._most_held:
                 text = "the requests under way are as large as this server takes; ask again later"
                 raise HTTPException(429) from RefusedError(429, text, BUSY, "overloaded", after=MIN_RETRY_SECONDS)
             return message
@@ -142,7 +121,7 @@ class Gate:
             self._held -= size
 
     def _too_large(self) -> RefusedError:
-        text = f"a body may have {self._options.max_bytes} bytes; send less"
+        text = f"a body may have {self._most} bytes; send less"
         return RefusedError(413, text, INVALID, "request_too_large")
 
 

@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     StrictBool,
+    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
@@ -36,6 +37,7 @@ from crossdraft.serving.http.chats import (
     FunctionBody,
     Ids,
     Messages,
+    Some,
     TemplateFields,
     Text,
     TokenId,
@@ -72,7 +74,6 @@ Whole = Annotated[int, NO_BOOLEAN]
 # OpenAPI document instead of JSON Schema's `minimum` and `maximum`.
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False), NO_BOOLEAN]
 Likely = Annotated[int, Field(ge=0, le=MOST_LIKELY), NO_BOOLEAN]
-Some = Annotated[str, Field(min_length=1), AfterValidator(unicode)]  # in this order an empty one is still "a string"
 
 
 def _body_of(*records: type, without: tuple[str, ...] = ()) -> Any:
@@ -390,11 +391,19 @@ class ChatBody(TemplateFields, GenerationBody):
     def _check_chat(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        if self._mode not in ("none", "auto") and not self.tools:
-            raise ValueError("When using `tool_choice`, `tools` must be set.")
-        if not {*self._named} <= {one.function.name for one in self.tools}:
-            raise ValueError("The tool specified in `tool_choice` does not match any of the specified `tools`")
         return self
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _of_tools(cls, choice: Any, info: ValidationInfo) -> Any:
+        """Of those that are given; where one of these is wrong itself, that is said."""
+        mode, names = read_choice(choice)
+        tools = info.data.get("tools")
+        if mode not in ("none", "auto") and tools == []:
+            raise ValueError("When using `tool_choice`, `tools` must be set.")
+        if tools is not None and not {*names} <= {tool.function.name for tool in tools}:
+            raise ValueError("The tool specified in `tool_choice` does not match any of the specified `tools`")
+        return choice
 
     @property
     def usable(self) -> list[FunctionBody]:
@@ -444,7 +453,7 @@ class ChatBody(TemplateFields, GenerationBody):
         found = OF_FUNCTION.search(str(error)) if error.field == GRAMMAR and self._grammar_in == "tools" else None
         if found is None or int(found[1]) >= len(self._chosen):
             return super().field_of(error)
-        at = [one.function for one in self.tools].index(self._chosen[int(found[1])])
+        at = [tool.function for tool in self.tools].index(self._chosen[int(found[1])])
         return f"tools.{at}.function.parameters"
 
     @property

@@ -5,13 +5,11 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from crossdraft.client import Reason, RequestError
-from crossdraft.config.request import Sampling
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.serving.backend import OutputItem, TraceSpans
 from crossdraft.serving.http.chats import (
@@ -21,13 +19,14 @@ from crossdraft.serving.http.chats import (
     Effort,
     FunctionBody,
     Part,
+    Some,
     Text,
     Tokens,
     ToolChoice,
     ToolType,
 )
-from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of
-from crossdraft.serving.http.requests import ChatBody, JsonSchema
+from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of, refusal_of_faults
+from crossdraft.serving.http.requests import ChatBody, GenerationBody, JsonSchema
 from crossdraft.serving.http.responses import PartialOutput
 from crossdraft.text.answers import AnswerParser, Said, What
 
@@ -44,12 +43,12 @@ ECHOED = (
     "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "tool_choice",
     "tools", "top_p", "user",
 )  # fmt: skip
-# Fields of a chat that requests may have here by the same names.
+# Of what completions and chats have: what is not here, or in another form. Chats have some of the rest for themselves.
+NOT_HERE = ("n", "stream_options", "return_token_ids", "response_format", "prompt_logprobs", "store", "max_tokens")
 SHARED = (
-    "model", "stream", "parallel_tool_calls", "metadata", "user", "service_tier", "speculative", "safety_identifier",
-    "prompt_cache_key", "prompt_cache_retention", "seed", "stop", "chat_template_kwargs", "cache_salt",
-    *(one.name for one in fields(Sampling)),
-)  # fmt: skip
+    *(name for name in GenerationBody.model_fields if name not in NOT_HERE and not name.startswith("guided_")),
+    *("parallel_tool_calls", "chat_template_kwargs"),
+)
 
 
 class TextItem(Part):
@@ -69,7 +68,7 @@ class Item(Part):
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content | None = None
     call_id: Text | None = None
-    name: Text | None = None
+    name: Some | None = None
     arguments: Text | None = None
     output: Content | None = None
 
@@ -132,7 +131,8 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
         try:
             self._made = ChatBody.model_validate(self._as_chat())
         except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+            faults = [{**one, "loc": _here(".".join(map(str, one["loc"]))).split(".")} for one in error.errors()]
+            raise refusal_of_faults(faults, self.model_dump()) from None
         return self
 
     @property
@@ -142,15 +142,14 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
 
     def field_of(self, error: RequestError) -> str | None:
         """As of `GenerationBody`, by the names here."""
-        field = self._made.field_of(error) or ""
-        return {"response_format": "text.format"}.get(field, field).replace(".function.", ".") or None
+        return _here(self._made.field_of(error) or "") or None
 
     def _as_chat(self) -> dict[str, Any]:
         shape = self.text.format
         return {name: getattr(self, name) for name in SHARED} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
-            "tools": [{"type": one.type, "function": one.model_dump(exclude={"type"})} for one in self.tools],
+            "tools": [{"type": tool.type, "function": tool.model_dump(exclude={"type"})} for tool in self.tools],
             "tool_choice": self.tool_choice,
             "reasoning_effort": self.reasoning and self.reasoning.effort,
             "response_format": shape
@@ -177,6 +176,11 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
             else:
                 _assistant(said, "reasoning", "content", "tool_calls")["reasoning"] = text
         return said
+
+
+def _here(field: str) -> str:
+    """A field of a chat by the name that it has here."""
+    return {"response_format": "text.format"}.get(field, field).replace(".function.", ".")
 
 
 def _assistant(said: list[dict[str, Any]], *without: str) -> dict[str, Any]:

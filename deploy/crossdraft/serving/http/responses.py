@@ -1,7 +1,4 @@
-"""What the API answers: OpenAI's objects, with `crossdraft` in them if a trace was asked for.
-
-Fields without a default are always written, if only as null; the others only where they are set.
-"""
+"""What the API answers: OpenAI's objects, with `crossdraft` in them if a trace was asked for."""
 
 import time
 from abc import ABC, abstractmethod
@@ -9,204 +6,43 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import AliasPath, BaseModel, Field, TypeAdapter, create_model
+from pydantic import BaseModel, TypeAdapter
 
-from crossdraft.client import Kind, Reason, Statistics, Token
+from crossdraft.client import Reason, Statistics, Token
 from crossdraft.rpc.errors import without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.text.answers import AnswerParser, Said, What
-from crossdraft.trace.timeline import Span
 from crossdraft.types.output import Names, PromptToken
 
-
-class Usage(BaseModel):
-    """Tokens of prompts and outputs."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
 Finish = Literal["stop", "length", "tool_calls"]
-
-
-class Lane(BaseModel, from_attributes=True):
-    """What one session with a service cost, without the service's address."""
-
-    # Made from `types.statistics.LaneFigures`, where figures of round trips are in `trips`.
-
-    role: Literal["target", "drafter"]
-    bytes_sent: int  # serialized
-    bytes_received: int
-    # Requests by round trip time without the model, in the buckets of `types.statistics.BOUNDS`.
-    trip_counts: Annotated[list[int], Field(validation_alias=AliasPath("trips", "counts"))]
-    trip_seconds: Annotated[float, Field(validation_alias=AliasPath("trips", "seconds"))]  # of all together
-    # Of these, waiting for the model.
-    queued_seconds: Annotated[float, Field(validation_alias=AliasPath("trips", "queued_seconds"))]
-    model_seconds: float  # in the model, for all replies
-    codec_seconds: float  # encoding and decoding messages, in the orchestrator
-    open_seconds: float
-    idle_seconds: float  # of these, without a request in flight
-    lost: str  # how the service failed
-
-
-# Of these `types.statistics` says what they are; sequences are lists here.
+# Of an output and of its lanes `types.statistics` says what they are.
 SHOWN_FIGURES = (
     "method", "tokens", "passes", "epochs", "draft_tokens", "accepted", "corrected", "bonus", "row_misses",
     "tokens_per_pass", "acceptance", "seconds", "first_token_seconds", "tokens_per_second", "drafter_seconds",
-    "target_seconds", "wire_seconds", "verification_seconds", "idle_share", "wire_bytes", "drafted_at", "judged_at",
-    "accepted_at", "lanes", "branches_tried", "branches_hit", "drafter", "drafter_lost", "undrafted", "drafters_lost",
-    "targets_lost",
+    "target_seconds", "wire_seconds", "verification_seconds", "idle_share", "drafted_at", "judged_at", "accepted_at",
+    "branches_tried", "branches_hit", "drafter", "undrafted", "drafters_lost", "targets_lost",
+)  # fmt: skip
+OF_LANES = (
+    "role", "bytes_sent", "bytes_received", "model_seconds", "codec_seconds", "open_seconds", "idle_seconds", "lost",
 )  # fmt: skip
 
 
-def _kind(name: str) -> Any:
-    """Of a figure, which is a field of Statistics, or a property of it."""
-    kind = get_type_hints(Statistics).get(name, float)
-    return {"lanes": list[Lane], "wire_bytes": int}.get(name, list[int] if get_origin(kind) is tuple else kind)
-
-
-class Figures(create_model("_Figures", **{name: (_kind(name), ...) for name in SHOWN_FIGURES})):  # type: ignore[misc]
-    """What an output cost, and how often the drafter was right."""
-
-    @staticmethod
-    def of(statistics: Statistics) -> "Figures":
-        wire = statistics.bytes_sent + statistics.bytes_received
-        lost = without_addresses(statistics.drafter_lost)
-        values = {name: getattr(statistics, name, None) for name in SHOWN_FIGURES}
-        return Figures(**values | {"wire_bytes": wire, "drafter_lost": lost})
-
-
-class Trace(BaseModel):
-    """How a token was made; in the last chunk, what the output cost."""
-
-    milliseconds: float  # since the request was read
-    kind: Kind | None = None
-    bytes: list[int] | None = None  # of the token; its text may come with a later one, in whole characters
-    spans: list[Span] | None = None  # what the session has done since the chunk before
-    statistics: Figures | None = None
-
-
-class PromptLogprob(BaseModel):
-    """Of a token at a place of the prompt, as in vLLM."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-PromptLogprobs = list[dict[str, PromptLogprob] | None]  # for each token of the prompt, by id; the first has none
-
-
-class CompletionLogprobs(BaseModel):
-    """Log-probabilities of each token of a completion."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]  # characters
-
-
-class CompletionChoice(BaseModel):
-    """One output, or a chunk of it."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Finish | None
-    prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
-    crossdraft: Trace | None = None
-
-
-class Completion(BaseModel):
-    """The answer of /v1/completions, or a chunk of it."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
-    metrics: dict[str, Any] | None = None  # `speculative_decoding`
-    crossdraft: Trace | None = None
-
-
-class LikelyToken(BaseModel):
-    """A token and its log-probability."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatToken(LikelyToken):
-    """An emitted token, and the most probable ones in its place."""
-
-    top_logprobs: list[LikelyToken]
-
-
-class ChatLogprobs(BaseModel):
-    """Log-probabilities of each token of a message."""
-
-    content: list[ChatToken]
-    refusal: None = None
-
-
-class CalledFunction(BaseModel):
-    """What is called; in a chunk, a part of it."""
-
-    name: str | None = None
-    arguments: str  # JSON, as the model writes it
-
-
-class ToolCall(BaseModel):
-    """A call of a tool; in a chunk, a part of it."""
-
-    index: int | None = None  # in a chunk
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: CalledFunction
-
-
-class ChatMessage(BaseModel):
-    """The model's message."""
-
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None  # its older name
-    tool_calls: list[ToolCall] | None = None
-
-
-class ChatChoice(BaseModel):
-    """One output."""
-
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Finish
-    token_ids: list[int] | None = None
-    crossdraft: Trace | None = None
-
-
-class ChatCompletion(BaseModel):
-    """The answer of /v1/chat/completions."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage | None = None
-    metrics: dict[str, Any] | None = None  # `speculative_decoding`
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+def figures_of(statistics: Statistics) -> dict[str, Any]:
+    """What an output cost, and how often the drafter was right, without the addresses of services."""
+    lanes = [
+        {name: getattr(lane, name) for name in OF_LANES}
+        | {"trip_counts": lane.trips.counts, "trip_seconds": lane.trips.seconds}
+        | {"queued_seconds": lane.trips.queued_seconds}
+        for lane in statistics.lanes
+    ]
+    return {name: getattr(statistics, name) for name in SHOWN_FIGURES} | {
+        "wire_bytes": statistics.bytes_sent + statistics.bytes_received,
+        "drafter_lost": without_addresses(statistics.drafter_lost),
+        "lanes": lanes,
+    }
 
 
 class ModelCard(BaseModel):
@@ -230,35 +66,6 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
-
-
-class Alive(BaseModel):
-    """The answer of /health."""
-
-    status: Literal["ok"]
-
-
-class Tokenized(BaseModel):
-    """The answer of /tokenize."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class Detokenized(BaseModel):
-    """The answer of /detokenize."""
-
-    prompt: str
-
-
-class Ready(BaseModel):
-    """The answer of /ready."""
-
-    status: Literal["ready"]
-    models: list[str]
-    detail: list[str] | None = None  # what is not as it should be, though models can be served
 
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
@@ -354,7 +161,7 @@ class Format(ABC, Generic[BodyT]):
 
     def _totals(self, outputs: Sequence[PartialOutput]) -> Json:
         """Usage, and metrics where they are wanted."""
-        figures = [one.ended.statistics for one in outputs if one.ended is not None]
+        figures = [output.ended.statistics for output in outputs if output.ended is not None]
         measured = self._measured and len(figures) == 1 and figures[0].drafted_at
         metrics = {"metrics": {"speculative_decoding": _speculative_decoding(figures[0])}} if measured else {}
         prompts = sum(one.prompt_tokens for one in figures[:: self.body.n])
@@ -362,8 +169,8 @@ class Format(ABC, Generic[BodyT]):
 
     def _ended(self, index: int, output: PartialOutput) -> Json:
         assert output.ended is not None
-        figures = Figures.of(output.ended.statistics)
-        trace = {"crossdraft": {"milliseconds": 1000 * figures.seconds, "statistics": figures}}
+        figures = output.ended.statistics
+        trace = {"crossdraft": {"milliseconds": 1000 * figures.seconds, "statistics": figures_of(figures)}}
         choice = self._choice(index, output.ended, output, output.tokens) | self._whole(index, output)
         return choice | (trace if self.body.speculative.trace else {})
 
@@ -407,7 +214,10 @@ class CompletionFormat(Format[CompletionBody]):
         return {
             "tokens": [shown(token.id, token.raw, token.names) for token in tokens],
             "token_logprobs": [None if _first(token) else _finite(token.log_probability) for token in tokens],
-            "top_logprobs": [None if _first(token) else _top(token, count) for token in tokens],
+            "top_logprobs": [
+                None if _first(token) else {shown(id, raw, token.names): _finite(p) for id, raw, p in token.top[:count]}
+                for token in tokens
+            ],
             "text_offset": [*offsets][:-1],
         }
 
@@ -420,7 +230,6 @@ class ChatFormat(Format[ChatBody]):
     CHOICES_HAVE_PROMPTS = False
 
     def output(self) -> PartialOutput:
-        """As `Format.output`."""
         form = self.body.form
         return PartialOutput(answer=None if form.plain else AnswerParser(form))
 
@@ -532,10 +341,6 @@ def shown(token: int, raw: bytes, names: Names = ()) -> str:
 
 def _likely(token: int, raw: bytes, value: float | None, names: Names) -> Json:
     return {"token": shown(token, raw, names), "logprob": _finite(value), "bytes": list(raw) or None}
-
-
-def _top(token: Token | PromptToken, count: int) -> dict[str, float]:
-    return {shown(id, raw, token.names): _finite(value) for id, raw, value in token.top[:count]}
 
 
 def _first(token: Token | PromptToken) -> bool:

@@ -51,12 +51,12 @@ class _Uvicorn(uvicorn.Server):
         """As uvicorn's; then sets `listens`."""
         await super().startup([])
         loop = asyncio.get_running_loop()
-        for one in sockets or ():
+        for listens in sockets or ():
             if self.config.ssl is None:
-                self.servers.append(await loop.create_server(self._connection, sock=one, backlog=BACKLOG))
+                self.servers.append(await loop.create_server(self._connection, sock=listens, backlog=BACKLOG))
             else:
-                one.setblocking(False)
-                self._accepting.append(asyncio.create_task(self._accept(one)))
+                listens.setblocking(False)
+                self._accepting.append(asyncio.create_task(self._accept(listens)))
         self.listens.set()
 
     def _connection(self) -> Connection:
@@ -68,21 +68,21 @@ class _Uvicorn(uvicorn.Server):
         async with asyncio.TaskGroup() as handshakes:
             while True:
                 try:
-                    one, client = await loop.sock_accept(listens)
+                    connected, client = await loop.sock_accept(listens)
                 except OSError as error:
                     log.warning("no connection can be taken: %s", error)
                     await asyncio.sleep(ACCEPT_PAUSE)
                 else:
-                    handshakes.create_task(self._shake_hands(one, client))
+                    handshakes.create_task(self._shake_hands(connected, client))
 
-    async def _shake_hands(self, one: socket.socket, client: tuple[str, int]) -> None:
+    async def _shake_hands(self, connected: socket.socket, client: tuple[str, int]) -> None:
         made = self._connection()
-        made.hold(one, client)
+        made.hold(connected, client)
         seconds = self._connections.limits.header_seconds
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: made,
-                one,
+                connected,
                 ssl=self.config.ssl,
                 ssl_handshake_timeout=seconds,
                 ssl_shutdown_timeout=TLS_CLOSE_SECONDS,
@@ -131,12 +131,8 @@ class HttpServer(Serving):
     _task: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Begins to listen; returns the address.
-
-        Raises:
-            CannotListen: the port is taken, or not for this user, or the host is not of this machine.
-            TlsError: certificate or key cannot be used.
-        """
+        """Begins to listen; returns the address. Raises CannotListen: the port is taken, or not for this user, or the
+        host is not of this machine; TlsError: certificate or key cannot be used."""
         tls = self.listening.tls
         secured = _renewed_context(tls) if isinstance(tls, FrontFiles) else None
         where = await asyncio.to_thread(_bound, self.listening)

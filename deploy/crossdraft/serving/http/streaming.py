@@ -18,7 +18,7 @@ from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import OutputItem, TraceSpans
 from crossdraft.serving.http.errors import ENDS, FOREIGN, RefusedError, refusal_of
 from crossdraft.serving.http.requests import GenerationBody
-from crossdraft.serving.http.responses import JSON, Figures, Format, Json, PartialOutput, Shown
+from crossdraft.serving.http.responses import JSON, Format, Json, PartialOutput, Shown, figures_of
 from crossdraft.trace.timeline import Span, What
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Replies:
                 if not isinstance(item, TraceSpans):
                     self._outputs[index].hear(item)
                     self._outputs[index].take(item, self._body.echoes_tokens)
-        values = sum(len(one.tokens) for one in self._outputs) * (1 + (self._body.num_logprobs or 0))
+        values = sum(len(output.tokens) for output in self._outputs) * (1 + (self._body.num_logprobs or 0))
         return await self._beside.run(BYTES * values, lambda: JSON.dump_json(self._format.whole(self._outputs)))
 
     async def stream(self, first: IndexedItem, rest: AsyncGenerator[IndexedItem, None]) -> AsyncGenerator[bytes, None]:
@@ -99,7 +99,7 @@ class Replies:
             (token,) = item.tokens  # with a trace each comes by itself
             fields |= {"kind": token.kind, "bytes": list(token.raw)}
         else:
-            fields["statistics"] = Figures.of(item.statistics)
+            fields["statistics"] = figures_of(item.statistics)
         if self._spans[index]:
             fields["spans"], self._spans[index] = self._spans[index], []
         return {"crossdraft": fields}
