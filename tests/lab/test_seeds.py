@@ -1,7 +1,9 @@
 """The tables of the pages about the papers: their stamps, the limit, and what they are counted from."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from runpy import run_path
 from subprocess import CalledProcessError
@@ -13,17 +15,22 @@ from scipy.optimize import linprog
 
 from crossdraft.cli.measuring import Setting, repeats
 from crossdraft.drafter.drafting import Tip
+from crossdraft.drafter.scoring import SortedDistribution, VocabularyIndex
 from crossdraft.drafter.tree_drafting import Node
+from crossdraft.engine.distributions import narrowed
 from crossdraft.lab import stamps
 from crossdraft.lab.acceptance import cell_of, per_pass
 from crossdraft.lab.commands import SeedsPlan
 from crossdraft.lab.limit import Text, first_token, tokens_per_pass
-from crossdraft.lab.seeds import TABLES, ByLayer, Seeds
+from crossdraft.lab.seeds import TABLES, ByLayer, Seeds, SeedTable, forwards_of
 from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.report import Pieces
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
+from tests.tables import pseudo_distribution
 from tests.verification.enumerating import distribution_of
 from tests.verification.toys import NAMED, Setup, Toy
+from tests.vocabularies import toy_vocabulary
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -94,8 +101,6 @@ def laws(toy: Toy, k: int) -> tuple[dict[tuple[str, ...], float], dict[str, floa
 
 
 def laws_of_drafts(toy: Toy, k: int) -> dict[str, float]:
-    from tests.tables import pseudo_distribution
-
     found = {NOTHING: 1.0}
     for _ in range(k):
         longer: dict[Letters, float] = {}
@@ -150,6 +155,45 @@ def test_a_bound_of_rounds_by_what_was_drawn() -> None:
     chances = [np.array([0.25, 0.2]), np.array([1.0, 0.0])]
     assert tokens_per_pass([text, text], chances)[0] == pytest.approx(1 + (0.5 + 1 + 1 + 0) / 2)
     assert tokens_per_pass([text, text], chances, drafts=2)[0] == pytest.approx(1 + (1 + 1 + 1 + 0) / 2)
+
+
+def test_forwards_with_cut_rows_are_those_of_all_sequences_that_the_rows_have() -> None:
+    """ψ of Figure 1, by trying every sequence of draft tokens."""
+    letters = [Letters(text) for text in ("a", "b", "aa", "ab", "ba", "aba", "bb")]
+    index, word = VocabularyIndex(toy_vocabulary(letters)), Letters("ababba")
+
+    def rows(cut: int) -> Callable[[list[tuple[int, ...]]], list[SortedDistribution]]:
+        def after(path: tuple[int, ...]) -> SortedDistribution:
+            kept = narrowed(np.arange(len(letters)), pseudo_distribution("drafter", path, len(letters)), cut)
+            return SortedDistribution.of(*kept, index)
+
+        return lambda paths: [after(path) for path in paths]
+
+    def tried(cut: int) -> int:
+        paths = (path for size in range(len(word)) for path in product(range(len(letters)), repeat=size))
+        texts = ((path, "".join(letters[token] for token in path)) for path in paths)
+        possible = ((path, text) for path, text in texts if word.startswith(text) and text != word)
+        return sum(
+            all(rows(cut)([path[:at]])[0].weight(int(index.places[token])) for at, token in enumerate(path))
+            for path, _ in possible
+        )
+
+    found = [forwards_of([word], index, rows(cut)) for cut in (1, 2, 3, 7)]
+    assert found == [tried(cut) for cut in (1, 2, 3, 7)]
+    assert found[-1] == Pieces(letters).compositions(word).forwards > found[1]
+
+
+def test_a_run_says_which_pages_it_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def made(bench: Seeds) -> str:
+        return "| new |"
+
+    monkeypatch.setitem(TABLES, "some", SeedTable("some", "page.md", ("target",), made))
+    (page := tmp_path / "page.md").write_text("<!-- bench seeds some: none -->\n<!-- end -->\n")
+    Seeds(SeedsPlan(only=("some",), docs=tmp_path, work=tmp_path)).run()
+    assert "| new |" in page.read_text()
+    assert f"Written into {page}\n" in capsys.readouterr().out
 
 
 def test_outputs_that_repeat_themselves() -> None:

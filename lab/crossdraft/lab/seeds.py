@@ -27,10 +27,13 @@ from crossdraft.cli.corpus import NamedTokenizer, count_tokens, make_affinity
 from crossdraft.cli.measuring import SEED, Columns, Setting, Table
 from crossdraft.cli.processes import patience
 from crossdraft.cli.running import ProgressCounter, UsageError
-from crossdraft.client import connect
+from crossdraft.client import GenerationRequest, connect
 from crossdraft.config.commands import AffinityOptions
+from crossdraft.drafter import scoring
+from crossdraft.drafter.scoring import PrefixSums, SortedDistribution, VocabularyIndex
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.drafter.tree_drafting import Node, TreeDrafting
+from crossdraft.engine.distributions import narrowed
 from crossdraft.engine.model_thread import Job
 from crossdraft.engine.sampler import TopRow
 from crossdraft.engine.served_model import ModelOptions
@@ -45,7 +48,8 @@ from crossdraft.text.affinity import Probabilities, load_affinity
 from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes, is_plain, to_bytes
 from crossdraft.text.pairs import Pair
-from crossdraft.text.report import Pieces, combinations_of, compare, decoding, plain_strings, strings_of
+from crossdraft.text.report import Pieces, combinations_of, compare, decoding, plain_strings, quartiles, strings_of
+from crossdraft.text.vocabulary import Trie
 from crossdraft.verification.alignment import align
 
 A, B, C, TARGET = "bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c", "bundled:target"
@@ -54,9 +58,11 @@ PAIR = ("target", "drafter-a", "drafter-b")
 REAL = "real"  # vocabularies of other models than the bundled ones
 SHORTEST = 150_000  # tokens of Table 8
 TOKENS = 24  # of a continuation
+CUT = GenerationRequest.row_width  # ids of a draft token's row
 NO_BAND = 10**6  # wider than any draft
 SHARES = "Of the tokens per pass of the line {!r}; of those beyond the one that a pass gives whatever is drafted:"
 Lines = dict[str, dict[str, Setting]]  # of a table: by line and column
+Rows = Callable[[list[tuple[int, ...]]], list[SortedDistribution]]  # after draft tokens
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,10 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
             self._into_page(one, await one.make(self))
             advance()
             yield replace(one, seconds=time.monotonic() - began, processor=sum(os.times()[:4]) - before)
+
+    def report(self, results: Sequence[SeedTable]) -> Iterator[Table | str]:
+        yield from super().report(results)
+        yield f"Written into {', '.join(sorted({str(self.plan.docs / made.page) for made in results}))}"
 
     def _into_page(self, made: SeedTable, text: str) -> None:
         path = self.plan.docs / made.page
@@ -305,6 +315,63 @@ async def combinations(bench: Seeds) -> str:
         rows.append((name.lower(), f"{ways.tokens:,}", shown[0], means[0], largest, spelled, shown[1], means[1]))
     heads = ("", "tokens", "quartiles", "mean", "largest", "`hello`: ways; forwards", "forwards, quartiles", "mean")
     return Table(heads, tuple(rows)).markdown()
+
+
+@table("forwards", "heterogeneous-vocabularies.md", *PAIR, "drafter-c")
+async def forwards(bench: Seeds) -> str:
+    """Figure 1 after texts: the forwards for ψ of target tokens, with whole rows and with rows cut to `CUT` ids."""
+    target, draw, lines = bench.readers[TARGET], np.random.default_rng(SEED), []
+    plain = sorted(text for text in plain_strings(target.vocabulary) if len(text) < 18)
+    any_tokens = [[Letters(text) for text in draw.choice(plain, 16)] for _ in bench.places]
+    written = [[text.ends[0]] for text in limit.drawn(target, bench.places, 1, draw)]
+    trie = Trie(target.vocabulary)
+    for name in (A, B, C):
+        drafter, found = bench.readers[name], []
+        pieces, index = Pieces(plain_strings(drafter.vocabulary)), VocabularyIndex(drafter.vocabulary)
+        for tokens in (any_tokens, written):
+            whole, cut, longer = [], [], []
+            for place, some in list(zip(bench.places, tokens, strict=True))[::2]:
+                rows = CutRows(drafter, index, drafter.ids(place))
+                forwards_of(some, index, rows)  # all at once: the rows are there afterwards
+                for token in some:
+                    whole.append(pieces.compositions(token).forwards)
+                    cut.append(forwards_of([token], index, rows))
+                    longer.append(forwards_of([token, *trie.extensions(token)], index, rows))
+            found += [f"{_counts(ones)}; {np.mean(ones):,.1f}" for ones in (whole, cut, longer)]
+        lines.append((short(name), *found))
+    heads = ("all ids", f"{CUT} ids", f"{CUT} ids, longer tokens, too")
+    columns = (f"{kind}: {head}" for kind in ("any token", "the next token") for head in heads)
+    return Table(("drafter", *columns), tuple(lines)).markdown()
+
+
+def _counts(numbers: Iterable[int]) -> str:
+    return ", ".join(f"{number:,}" for number in quartiles(sorted(numbers)))
+
+
+class CutRows:
+    """A drafter's rows after a text and draft tokens, cut as those that drafts are drawn from."""
+
+    def __init__(self, drafter: Reader, index: VocabularyIndex, ids: tuple[int, ...], width: int = CUT) -> None:
+        self._drafter, self._index, self._ids, self._width = drafter, index, ids, width
+        self._known: dict[tuple[int, ...], SortedDistribution] = {}
+
+    def __call__(self, paths: Sequence[tuple[int, ...]]) -> list[SortedDistribution]:
+        new = [path for path in paths if path not in self._known]
+        rows = self._drafter.rows([(*self._ids, *path) for path in new]) if new else ()
+        for path, row in zip(new, rows, strict=True):
+            kept = narrowed(np.arange(len(row)), row, self._width)
+            self._known[path] = SortedDistribution.of(*kept, self._index)
+        return [self._known[path] for path in paths]
+
+
+def forwards_of(strings: Sequence[Letters], index: VocabularyIndex, rows: Rows) -> int:
+    """The forwards by which a drafter knows how probable it is that its text begins with each of the strings."""
+    sums, count, level = PrefixSums(strings, index), 0, [scoring.Node()]
+    while level:
+        count += len(level)
+        after = zip(level, rows([node.path for node in level]), strict=True)
+        level = [longer for node, row in after for longer in sums.add(node, row, last=False)]
+    return count
 
 
 @table("injectivity", "heterogeneous-vocabularies.md", REAL)
