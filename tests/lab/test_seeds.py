@@ -183,7 +183,7 @@ def test_forwards_with_cut_rows_are_those_of_all_sequences_that_the_rows_have() 
     assert found[-1] == Pieces(letters).compositions(word).forwards > found[1]
 
 
-def test_a_run_says_which_pages_it_has_written(
+def test_a_run_shows_what_it_has_written_and_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def made(bench: Seeds) -> str:
@@ -193,7 +193,7 @@ def test_a_run_says_which_pages_it_has_written(
     (page := tmp_path / "page.md").write_text("<!-- bench seeds some: none -->\n<!-- end -->\n")
     Seeds(SeedsPlan(only=("some",), docs=tmp_path, work=tmp_path)).run()
     assert "| new |" in page.read_text()
-    assert f"Written into {page}\n" in capsys.readouterr().out
+    assert f"| new |\n\n\nWritten into {page}\n" in capsys.readouterr().out
 
 
 def test_outputs_that_repeat_themselves() -> None:
