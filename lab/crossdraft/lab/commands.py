@@ -43,13 +43,7 @@ Planned = TypeVar("Planned")
 
 
 def command(name: str, benchmark: str, group: typer.Typer = app) -> Callable[[type[Planned]], type[Planned]]:
-    """Makes a plan a command.
-
-    Args:
-        name: of the command.
-        benchmark: MODULE.CLASS in this package, made of the plan that the options say.
-        group: where it is added.
-    """
+    """Makes a plan a command of `group`. `benchmark`: MODULE.CLASS here, made of the plan that the options say."""
 
     def register(plan: type[Planned]) -> type[Planned]:
         def run(given: Planned, files: Files) -> None:

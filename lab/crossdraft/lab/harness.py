@@ -69,12 +69,8 @@ class Benchmark(ABC, Generic[Planned, Result]):
 
     @abstractmethod
     def measure(self, advance: ProgressCounter) -> AsyncGenerator[Result, None]:
-        """The results, one after the other.
-
-        Raises:
-            UsageError: the pair of models cannot do what is asked.
-            CommandFailed: a service does not start or fails.
-        """
+        """The results, one after the other. Raises UsageError: the pair of models cannot do what is asked;
+        CommandFailed: a service does not start or fails."""
 
     def report(self, results: Sequence[Result]) -> Iterator[Table | str]:
         """The tables, and notes between them."""
@@ -84,12 +80,8 @@ class Benchmark(ABC, Generic[Planned, Result]):
         """After everything was written; raises CommandFailed if what was found is a failure."""
 
     def run(self, json_path: Path | None = None, markdown_path: Path | None = None) -> None:
-        """Measures; tables on stdout, and in files if paths are given.
-
-        Raises:
-            UsageError: a value is out of its range, or a file cannot be written.
-            CommandFailed: a service does not start or fails.
-        """
+        """Measures; tables on stdout, and in files if paths are given. Raises UsageError: a value is out of its range,
+        or a file cannot be written; CommandFailed: a service does not start or fails."""
         for path in (json_path, markdown_path):
             if path is not None:
                 check_output(path)

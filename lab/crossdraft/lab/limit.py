@@ -143,13 +143,8 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
 
 
 def tokens_per_pass(texts: Sequence[Text], chances: Sequence[Probabilities], drafts: int = 1) -> tuple[float, float]:
-    """The bound of a round with so many drafts, however they are chosen, and its standard error.
-
-    Args:
-        texts: from the target.
-        chances: P(a draft's text begins with each of the text's ends), float64 (n,).
-        drafts: that a pass judges.
-    """
+    """The bound of a round with so many drafts, however they are chosen, and its standard error. `texts`: from the
+    target. `chances`: P(a draft's text begins with each of the text's ends), float64 (n,)."""
     terms = [np.minimum(1.0, drafts * g / np.array(one.chances)).sum() for one, g in zip(texts, chances, strict=True)]
     return 1 + float(np.mean(terms)), float(np.std(terms, ddof=1) / len(terms) ** 0.5)
 

@@ -94,13 +94,9 @@ class Spread:
 
     @staticmethod
     def of_bins(counts: Sequence[int], bounds: Sequence[float], total: float) -> "Spread":
-        """Of values that were counted by bins; quantiles are linear within a bin.
-
-        Args:
-            counts: of each bin, and last of the values above all bounds; any positive number of values in all.
-            bounds: the bins' upper bounds, ascending. Values above the last one are taken for it.
-            total: sum of the values.
-        """
+        """Of values that were counted by bins and sum up to `total`; quantiles are linear within a bin. `counts`: of
+        each bin, and last of the values above all bounds; at least one value in all. `bounds`: the bins' upper ones,
+        ascending; values above the last one are taken for it."""
         edges, filled = np.array([0.0, *bounds, bounds[-1]]), np.flatnonzero(counts)
         reached = np.cumsum(counts)[filled]
         ranks = np.stack([reached - np.take(counts, filled), reached], axis=1).ravel()

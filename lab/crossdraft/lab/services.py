@@ -17,11 +17,8 @@ NO_DEFAULTS = ("--generation-config", "vllm")
 
 @dataclass(frozen=True)
 class Served:
-    """A model as a service, perhaps slower or worse than it is.
-
-    Raises:
-        UsageError: the pace or the noise is out of its range.
-    """
+    """A model as a service, perhaps slower or worse than it is. Raises UsageError: the pace or the noise is out of its
+    range."""
 
     model: str
     pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is

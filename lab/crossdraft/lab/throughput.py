@@ -232,16 +232,7 @@ def next_clients(known: Sequence[ThroughputResult], speed: float, most: int) -> 
 
 def prompts_of(texts: Sequence[Ids], needed: int, longest: int, count: int = 0) -> list[Ids]:
     """Prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins later.
-
-    Args:
-        texts: ids of each.
-        needed: prompts, at least.
-        longest: tokens.
-        count: prompts, if there are so many.
-
-    Raises:
-        UsageError: there are fewer than needed.
-    """
+    `texts`: their ids. `count`: prompts if there are so many. Raises UsageError: there are fewer than needed."""
     count = max(needed, count)
     found: list[Ids] = []
     for turn in range(1 + count // len(texts)):
@@ -364,11 +355,8 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
 
 async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], list[Ids]]:
-    """Loads all models, until the stack is left; the configurations, and the prompts' ids.
-
-    Raises:
-        UsageError, CommandFailed: a model cannot be run.
-    """
+    """Loads all models, until the stack is left; the configurations, and the prompts' ids. Raises UsageError,
+    CommandFailed: a model cannot be run."""
     with faults_of_models():
         servers = await stack.enter_async_context(serving(*models_of(bench)))
     models = Models(servers)
@@ -469,11 +457,8 @@ class Ours:
 class Theirs:
     """transformers' assisted generation in a thread of its own: one output after another, and so only a few.
 
-    Args:
-        pair: the models.
-        threads: of torch.
-        bound: whether a single one of these has the first core.
-        options: with which the fastest number of draft tokens is found.
+    `bound`: whether a single one of torch's threads has the first core. `options`: with which the fastest number of
+    draft tokens is found.
     """
 
     def __init__(self, pair: AssistedGeneration, threads: int, bound: bool, options: SamplingOptions) -> None:

@@ -34,12 +34,8 @@ class Moments(BaseStreamer):
 class AssistedGeneration:
     """A target and an assistant with tokenizers of their own, one sequence at a time.
 
-    At temperature above 0 transformers (5.23) has the assistant propose tokens of both vocabularies, as `tli` does.
-    It draws with torch's global generator, and so does this.
-
-    Raises:
-        ModelLoadError: one of the models cannot be loaded.
-    """
+    At temperature above 0 transformers (5.23) has the assistant propose tokens of both vocabularies, as `tli` does. It
+    draws with torch's global generator, and so does this. Raises ModelLoadError: one of the models cannot be loaded."""
 
     def __init__(self, target: str, assistant: str, dtype: str = "float32", device: str = "cpu") -> None:
         self._target, self._assistant = (
@@ -54,14 +50,8 @@ class AssistedGeneration:
     def outputs(
         self, prompts: Sequence[Sequence[int]], tokens: int, k: int | None, temperature: float
     ) -> tuple[Output, ...]:
-        """One after another, which no end of text ends; raises what transformers raises where it fails.
-
-        Args:
-            prompts: ids.
-            tokens: of each output.
-            k: drafted at once; None: its own rule.
-            temperature: 0 is greedy.
-        """
+        """One after another, of so many tokens each, which no end of text ends; raises what transformers raises where
+        it fails. `prompts`: ids. `k`: drafted at once; None: its own rule."""
         outputs = []
         self._draft(k)
         for prompt in prompts:

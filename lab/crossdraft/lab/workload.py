@@ -104,11 +104,8 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
 def settings_of(plan: AcceptancePlan) -> tuple[Setting, ...]:
     """Every combination, by drafter, so that each is started once.
 
-    A method for one vocabulary has the target's own model as its drafter.
-
-    Raises:
-        UsageError: there is no such method, or an affinity is not of a drafter.
-    """
+    A method for one vocabulary has the target's own model as its drafter. Raises UsageError: there is no such method,
+    or an affinity is not of a drafter."""
     affinities = _affinities(plan)
     with checked_options():
         own = [name for name in plan.methods if method_named(name).same_vocabulary]
@@ -142,11 +139,7 @@ async def pipelines_of(
 ) -> AsyncGenerator[tuple[Pipeline, Setting, str], None]:
     """A pipeline for each setting, which runs for this step, and why the pair refuses it; empty: it does not.
 
-    Close it with `contextlib.aclosing`, which ends the services.
-
-    Raises:
-        CommandFailed: a service does not start.
-    """
+    Close it with `contextlib.aclosing`, which ends the services. Raises CommandFailed: a service does not start."""
     threads, waiting = threads_each(2), patience(reply_seconds=REPLY_SECONDS)
     async with running([Wanted("target", target, threads, NO_DEFAULTS, engine=engine)]) as (verifying,):
         for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):

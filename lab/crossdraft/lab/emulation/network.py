@@ -29,10 +29,7 @@ MILLISECONDS = 1000.0
 @dataclass(frozen=True)
 class Shape:
     """From now on the link to a host is like this; the answer is the address by which a service is reached through it.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    Raises ValueError: a value is out of its range."""
 
     host: str
     delay_ms: float = 0.0  # of what is sent to the host or by it, one way
@@ -130,11 +127,8 @@ Links = AbstractAsyncContextManager[Mapping[str, EmulatedHost]]
 def hosts(names: Sequence[str]) -> Links:
     """Network namespaces joined by a switch, for the time of the block.
 
-    Commands run on a host with `link.place.prefix` before them, and must listen on `link.place.listen`.
-
-    Raises:
-        NoEmulationError: they need root and /dev/net/tun, and nsenter to enter them.
-    """
+    Commands run on a host with `link.place.prefix` before them, and must listen on `link.place.listen`. Raises
+    NoEmulationError: they need root and /dev/net/tun, and nsenter to enter them."""
     if shutil.which("nsenter") is None:
         raise NoEmulationError("there is no nsenter (util-linux)")
     return _carried("switch", names)

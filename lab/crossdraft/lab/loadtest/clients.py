@@ -64,11 +64,7 @@ async def send(
 async def http_stream(base: str, key: str = "", chat: bool = False) -> AsyncIterator[Stream]:
     """Of a server of crossdraft's by its URL without `/v1`; connections are kept, one request at a time on each.
 
-    Requests have a `prompt`, or are chats with `messages`.
-
-    Raises:
-        ImportError: there is no aiohttp.
-    """
+    Requests have a `prompt`, or are chats with `messages`. Raises ImportError: there is no aiohttp."""
     import aiohttp
 
     session = aiohttp.ClientSession(
@@ -121,12 +117,9 @@ async def _streamed(session: Any, url: str, asked: Body) -> Pieces:
 
 
 def piece_in(said: Mapping[str, Any]) -> float | OutputFigures | None:
-    """What an event is: a token, made so many seconds after the request was read, or what the output cost.
-
-    Raises:
-        RequestFailedError: it is an error of the server's.
-        ValueError, TypeError, LookupError or AttributeError: it is no event of crossdraft's.
-    """
+    """What an event is: a token, made so many seconds after the request was read, or what the output cost. Raises
+    RequestFailedError: it is an error of the server's; ValueError, TypeError, LookupError or AttributeError: it is no
+    event of crossdraft's."""
     from pydantic import TypeAdapter
 
     if "error" in said:

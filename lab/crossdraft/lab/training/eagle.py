@@ -52,13 +52,8 @@ def drafted(layer: StateLayer, ids: Tensor, states: Tensor, known: Tensor, depth
 
     In step 1 each token is read with the target's state before it; in step k the token, and the k - 2 before it, with
     what the step before has computed.
-
-    Args:
-        layer: it.
-        ids: int64 (rows, tokens).
-        states: of the target, after each token, (rows, tokens, width).
-        known: bool (rows, tokens): which of these states are there.
-        depth: steps.
+    `ids`: int64 (rows, tokens). `states`: of the target, after each token, (rows, tokens, width). `known`: bool (rows,
+    tokens): which of these states are there. `depth`: steps.
     """
     rows, tokens = ids.shape
     positions = torch.arange(tokens).expand(rows, -1)
