@@ -22,7 +22,7 @@ from crossdraft.lab import stamps
 from crossdraft.lab.acceptance import cell_of, per_pass
 from crossdraft.lab.commands import SeedsPlan
 from crossdraft.lab.limit import Text, first_token, tokens_per_pass
-from crossdraft.lab.seeds import TABLES, ByLayer, Seeds, SeedTable, forwards_of
+from crossdraft.lab.seeds import TABLES, ByLayer, Seeds, SeedTable, forwards_of, redistributed, synthetic_pair
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.report import Pieces
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
@@ -194,6 +194,20 @@ def test_a_run_shows_what_it_has_written_and_where(
     Seeds(SeedsPlan(only=("some",), docs=tmp_path, work=tmp_path)).run()
     assert "| new |" in page.read_text()
     assert f"| new |\n\n\nWritten into {page}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kept", [1, 7, 60])
+def test_first_order_rdk_is_tli_within_its_bound_and_the_matrix_is_that_of_the_logits_covariance(kept: int) -> None:
+    p, q, orders = synthetic_pair(60, np.random.default_rng(kept))
+    assert np.sort(p)[-15:].sum() == pytest.approx(0.958)
+    ids = orders["at random"][:kept]
+    masked, own, third, _, moved, _, theta, spread = redistributed(p, q, ids, [0.05])
+    assert moved <= 3 * theta / 60
+    assert abs(third - own) <= 1.5 * theta / 60
+    assert masked <= own
+    rows = np.exp((np.diag(p) - np.outer(p, p)) / 0.05)[ids]
+    drafted = q[ids] / q[ids].sum() @ (rows / rows.sum(1, keepdims=True))
+    assert spread == pytest.approx(np.minimum(p, drafted).sum())
 
 
 def test_outputs_that_repeat_themselves() -> None:

@@ -44,12 +44,13 @@ from crossdraft.lab.limit import Reader
 from crossdraft.lab.training.corpus import read_corpus
 from crossdraft.lab.workload import Prompted
 from crossdraft.target.service import ServeTarget, target_server
-from crossdraft.text.affinity import Probabilities, load_affinity
+from crossdraft.text.affinity import load_affinity
 from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes, is_plain, to_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.report import Pieces, combinations_of, compare, decoding, plain_strings, quartiles, strings_of
 from crossdraft.text.vocabulary import Trie
+from crossdraft.types.rows import Ids, Probabilities
 from crossdraft.verification.alignment import align
 
 A, B, C, TARGET = "bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c", "bundled:target"
@@ -457,6 +458,67 @@ async def rdk_generations(bench: Seeds) -> str:
         for name in (A, B, C)
     }
     return await bench.grid(lines, per_pass, "drafter")
+
+
+@table("rdk-synthetic", "rdk.md")
+async def rdk_synthetic(bench: Seeds) -> str:
+    """Figures 5 to 7: what random targets accept of pruned drafters; means of 20 draws."""
+    parts = []
+    for size, taus in ((200_000, ()), (2_000, (1e-4, 1e-2, 1.0))):
+        draws, rows = [synthetic_pair(size, np.random.default_rng((SEED, size, number))) for number in range(20)], []
+        for kind, shares in (("at random", (0.5, 0.25, 0.1, 0.01, 0.0025)), ("most probable", (0.25, 0.0025))):
+            for kept in (round(share * size) for share in shares):
+                drawn = np.array([redistributed(p, q, orders[kind][:kept], taus) for p, q, orders in draws])
+                masked, tli, third, uniform, _, apart, theta, *spread = drawn.mean(0)
+                shown = [f"{share:.2%}" for share in (masked, tli, third, *spread, uniform)]
+                largest = f"{np.abs(drawn[:, 1] - drawn[:, 2]).max():.1e}; {drawn[:, 4].max():.1e}"
+                rows.append((f"{kept:,} {kind}", *shown, largest, f"{apart:.3f}" if taus else "", f"{theta:.1e}"))
+        spreads = (f"Mᵀq′, τ = {tau:g}" for tau in taus)
+        heads = (
+            f"kept of {size:,}",
+            "masked",
+            "`tli`",
+            "Eq. 3",
+            *spreads,
+            "uniform",
+            "largest change by Eq. 3: accepted; L₁",
+        )
+        parts.append(Table((*heads, "L₁ of Eq. 3 and the last τ", "θ"), tuple(rows)).markdown())
+    return "\n".join(parts)
+
+
+def softmax(logits: Probabilities) -> Probabilities:
+    found: Probabilities = torch.from_numpy(logits).softmax(-1).numpy()
+    return found
+
+
+def synthetic_pair(size: int, random: np.random.Generator) -> tuple[Probabilities, Probabilities, dict[str, Ids]]:
+    """p of Student-t logits, 5 degrees of freedom, scaled so that a quarter of the tokens has 95.8 % of the mass, as in
+    Figure 5; q with noise of standard deviation 1 on these; orders in which tokens are kept."""
+    logits = random.standard_t(5, size)
+    low, high, order = 0.0, 64.0, np.sort(logits)[::-1]
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if softmax(order * middle)[: size // 4].sum() < 0.958 else (low, middle)
+    p, q = softmax(logits * low), softmax(logits * low + random.standard_normal(size))
+    return p, q, {"at random": random.permutation(size), "most probable": np.argsort(-p, kind="stable")}
+
+
+def redistributed(p: Probabilities, q: Probabilities, ids: Ids, taus: Sequence[float]) -> list[float]:
+    """Accepted: q without the other tokens, that normalized (q′), Eq. 3 with p, the uniform draft; by how much Eq. 3
+    moves q′ (L₁), its distance to the last Mᵀq′, p·q′; accepted of Mᵀq′ by τ, with Ω = diag(p) − ppᵀ."""
+    size, masked = len(p), np.zeros(len(p))
+    masked[ids] = q[ids]
+    own = masked / masked.sum()
+    theta = float(p @ own)
+    third = (size * own + theta * p) / (size + p)
+    third /= third.sum()
+    omega = np.where(np.arange(size) == ids[:, None], p, 0.0) - np.outer(p[ids], p) if taus else np.zeros(0)
+    spread = [own[ids] @ softmax(omega / tau) for tau in taus]
+    drafts = (masked, own, third, np.full(size, 1 / size), *spread)
+    accepted = [float(np.minimum(p, one).sum()) for one in drafts]
+    apart = [float(np.abs(third - one).sum()) for one in (own, *spread[-1:])]
+    return [*accepted[:4], apart[0], apart[-1], theta, *accepted[4:]]
 
 
 # TokenTiming: tokentiming.md.
