@@ -31,8 +31,7 @@ from crossdraft.lab.commands import ControllerPlan
 from crossdraft.lab.emulation.steps import Emulation, Pace
 from crossdraft.lab.harness import Benchmark, Ratio, Timed, drafts_accepted, in_turns, optional, speed_of, speed_ratio
 from crossdraft.lab.models import write_free
-from crossdraft.lab.services import Distant, Served, service
-from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of, sampled
+from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, Distant, Served, request_of, sampled, service
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named

@@ -6,6 +6,7 @@ there is room; transformers has a thread on the target's core, too, if it is to 
 device nothing is bound to a core. Configurations take turns; one runs while the others are idle.
 """
 
+import copy
 import os
 import threading
 import time
@@ -17,6 +18,9 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+from transformers.generation.streamers import BaseStreamer
 
 from crossdraft.cli.measuring import Columns, Table, repeats, total_of
 from crossdraft.cli.processes import patience
@@ -27,11 +31,12 @@ from crossdraft.config.engine import STARTED
 from crossdraft.config.request import Overlap
 from crossdraft.config.service import SessionOptions
 from crossdraft.drafter.service import ServeDrafter
+from crossdraft.engine.loader import LoadOptions, load_model
+from crossdraft.engine.names import source_of
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ThroughputPlan
 from crossdraft.lab.harness import in_turns, optional, processor_seconds
 from crossdraft.lab.outputs import MILLISECONDS, Latencies, Output, Spread, latencies_of, ratio
-from crossdraft.lab.transformers_peer import AssistedGeneration
 from crossdraft.lab.workload import Prompted, gathered
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.serving.models import Servers, serving
@@ -54,6 +59,7 @@ ONE_BY_ONE = 4  # outputs of assisted generation, which makes one at a time: mor
 WARM_UP = 8  # tokens of each output that warms up
 KS = (None, 1, 2, 3, 5)  # numbers of draft tokens that assisted generation is tried with; None: its own rule
 SESSIONS = 256  # of a service, at least
+NEVER = -1  # an end-of-text id that no model draws
 FULL = 0.9  # cores; an event loop that takes more may be what outputs wait for
 Ids = tuple[int, ...]
 
@@ -452,6 +458,77 @@ class Ours:
         if generation.statistics is None or not moments:
             raise CommandFailed("an output ended without a token or without its statistics")
         return Output(asked, tuple(moments), moments[-1], tuple(generation.ids), generation.statistics)
+
+
+class Moments(BaseStreamer):
+    """When the tokens of an output came, in seconds of the monotonic clock; those of one round come together."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self._began = False  # what comes first is the prompt
+
+    def put(self, value: Tensor) -> None:
+        self.found += [time.monotonic()] * value.numel() if self._began else []
+        self._began = True
+
+    def end(self) -> None:
+        """As BaseStreamer: there are no more."""
+
+
+class AssistedGeneration:
+    """A target and an assistant with tokenizers of their own, one sequence at a time.
+
+    At temperature above 0 transformers (5.23) has the assistant propose tokens of both vocabularies, as `tli` does. It
+    draws with torch's global generator, and so does this. Raises ModelLoadError: one of the models cannot be loaded."""
+
+    def __init__(self, target: str, assistant: str, dtype: str = "float32", device: str = "cpu") -> None:
+        self._target, self._assistant = (
+            load_model(LoadOptions(name, dtype, device)).model for name in (target, assistant)
+        )
+        self._tokenizer, self._assistant_tokenizer = (
+            AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)
+            for name in (target, assistant)
+        )
+        self._settings = self._assistant.generation_config
+
+    def outputs(
+        self, prompts: Sequence[Sequence[int]], tokens: int, k: int | None, temperature: float
+    ) -> tuple[Output, ...]:
+        """One after another, of so many tokens each, which no end of text ends; raises what transformers raises where
+        it fails. `prompts`: ids. `k`: drafted at once; None: its own rule."""
+        outputs = []
+        self._draft(k)
+        for prompt in prompts:
+            asked, came = time.monotonic(), Moments()
+            ids = self._generate(prompt, tokens, temperature, came)
+            outputs.append(Output(asked, tuple(came.found), came.found[-1], ids))
+        return tuple(outputs)
+
+    def _draft(self, k: int | None) -> None:
+        """Sets how many tokens the assistant drafts at once."""
+        self._assistant.generation_config = settings = copy.deepcopy(self._settings)
+        if k is not None:
+            settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = k, "constant"
+            settings.assistant_confidence_threshold = 0.0
+
+    @torch.inference_mode()
+    def _generate(self, prompt: Sequence[int], tokens: int, temperature: float, came: Moments) -> tuple[int, ...]:
+        inputs = torch.tensor([list(prompt)], device=self._target.device)
+        drawing = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=temperature > 0,
+            **drawing,
+            max_new_tokens=tokens,
+            assistant_model=self._assistant,
+            tokenizer=self._tokenizer,
+            assistant_tokenizer=self._assistant_tokenizer,
+            pad_token_id=0,
+            eos_token_id=NEVER,
+            streamer=came,
+        )
+        return tuple(output[0, inputs.shape[1] :].tolist())
 
 
 class Theirs:

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeVar
@@ -16,12 +18,15 @@ from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.request import Overlap
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.lab.commands import AcceptancePlan, PromptsPlan
-from crossdraft.lab.harness import Benchmark, Result, Timed
-from crossdraft.lab.services import NO_DEFAULTS
+from crossdraft.lab.emulation import EmulatedHost, network
+from crossdraft.lab.emulation.steps import Emulation
+from crossdraft.lab.harness import Benchmark, Result, Timed, on_core
 from crossdraft.session.models import fault_of_pair
 from crossdraft.speculation.choice import OVERLAPPED, ROUNDS, TREES
 from crossdraft.verification.methods import method_named
 
+# Of a target that is measured: its requests get what they ask for, and nothing of the model's own.
+NO_DEFAULTS = ("--generation-config", "vllm")
 REPLY_SECONDS = 600.0  # many generations wait for one model
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -160,3 +165,57 @@ async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item
             return await make(item)
 
     return await asyncio.gather(*map(one, items))
+
+
+# Services that a benchmark starts: a core for each model, the drafter at a distance.
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as a service, perhaps slower or worse than it is. Raises UsageError: the pace or the noise is out of its
+    range."""
+
+    model: str
+    pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is
+    logit_noise: float = 0.0  # of a drafter
+    engine: EngineOptions = STARTED
+
+    def __post_init__(self) -> None:
+        with checked_options():
+            Emulation.parsed(self.pace, self.logit_noise)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of its command."""
+        pace = () if self.pace is None else ("--pace", self.pace)
+        noise = ("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()
+        return (*self.engine.arguments, *pace, *noise)
+
+
+@dataclass(frozen=True)
+class Distant:
+    """A service at the far end of a link."""
+
+    address: str
+    link: EmulatedHost | None  # None: on loopback
+
+    async def delay(self, milliseconds: float) -> None:
+        """Sets the time of a message to it, and of one back."""
+        if self.link is not None:
+            await self.link.delay(milliseconds)
+
+
+@asynccontextmanager
+async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
+    """A target or drafter on a core, on a host with a link of its own if it is distant; raises
+    CommandFailed."""
+    async with AsyncExitStack() as stack:
+        link, prefix = None, on_core(core)
+        options = (*(NO_DEFAULTS if role == "target" else ()), *served.options)
+        if distant:
+            link = (await stack.enter_async_context(network([role])))[role]
+            prefix = (*link.place.prefix, *prefix)
+            options = (*options, "--host", link.place.listen)
+        (found,) = await stack.enter_async_context(running([Wanted(role, served.model, 1, options, prefix)]))
+        address = found.address if link is None else await link.address_through(found.address)
+        yield Distant(address, link)

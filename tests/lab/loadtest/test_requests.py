@@ -7,8 +7,8 @@ import pytest
 
 from crossdraft.cli.prompts import NO_CATEGORY, Prompt, prompts_of, read, texts_of
 from crossdraft.cli.running import UsageError
+from crossdraft.lab.commands import LoadPlan
 from crossdraft.lab.loadtest.benchmark import LoadTest
-from crossdraft.lab.loadtest.plan import LoadPlan
 from crossdraft.types.request import Chat, Message
 
 

@@ -21,13 +21,12 @@ from crossdraft.cli.running import (
     needs_extra,
 )
 from crossdraft.client import GenerationRequest, SamplingOptions
+from crossdraft.lab.commands import LoadPlan
 from crossdraft.lab.harness import Benchmark
 from crossdraft.lab.loadtest.clients import Body, Stream, http_stream, send
 from crossdraft.lab.loadtest.figures import HOP, ROLES, SEEN, LoadRun
-from crossdraft.lab.loadtest.plan import LoadPlan
 from crossdraft.lab.outputs import Output
-from crossdraft.lab.services import Served, service
-from crossdraft.lab.workload import gathered
+from crossdraft.lab.workload import Served, gathered, service
 from crossdraft.session.models import requested_method
 from crossdraft.types.request import Chat
 from crossdraft.verification.methods import method_named
