@@ -70,7 +70,7 @@ class Recipe:
     """Everything that decides one bundled model, apart from the corpus and the seed."""
 
     name: str
-    tokenizer: str  # a key of tokenizers.BUILDERS
+    tokenizer: str  # a key of BUILDERS, unless it begins with a model
     vocabulary: int  # ids, special tokens included
     width: int  # hidden size
     inner: int  # feed-forward size
@@ -181,7 +181,7 @@ def descend(optimizers: Optimizers, loss: torch.Tensor, rate: float) -> None:
         optimizer.zero_grad()
 
 
-def train(
+def fit(
     recipe: Recipe, model: LlamaForCausalLM, rows_of: Callable[[int], Rows], measured: Measure, folder: Path
 ) -> Progressed:
     """Train `model` in place to the recipe's last step; resumes from `folder`'s checkpoint if there is one."""
