@@ -1,10 +1,10 @@
 """`crossdraft bench acceptance`: tokens per pass of methods and drafters over many prompts."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import sqrt
 from typing import ClassVar
 
@@ -146,17 +146,17 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
         cells = [one for one in results if isinstance(one, MeasuredSetting)]
         yield Table.of(cells, self.columns, "Tokens per pass")
         places = max((len(cell.acceptance_at) for cell in cells), default=0)
-        at = {str(place + 1): _accepted_at(place) for place in range(places)}
+        at: Columns = {str(place + 1): partial(_accepted_at, place) for place in range(places)}
         yield Table.of(cells, {**SETTING, **at}, "Accepted by place in a round, of the draft tokens judged there")
-        kinds = {kind: _of_kind(kind) for cell in cells[:1] for kind in cell.kinds}
+        kinds = {kind: partial(_of_kind, kind) for cell in cells[:1] for kind in cell.kinds}
         if kinds:
             yield Table.of(cells, {**SETTING, **kinds}, "Tokens per pass by kind of prompt; without repeats")
         yield from (str(one) for one in results if isinstance(one, Skipped))
 
 
-def _accepted_at(place: int) -> Callable[[MeasuredSetting], str]:
-    return lambda cell: f"{cell.acceptance_at[place]:.1%}" if place < len(cell.acceptance_at) else ""
+def _accepted_at(place: int, cell: MeasuredSetting) -> str:
+    return f"{cell.acceptance_at[place]:.1%}" if place < len(cell.acceptance_at) else ""
 
 
-def _of_kind(kind: str) -> Callable[[MeasuredSetting], str]:
-    return lambda cell: f"{per_pass(cell.kinds[kind])}; {without_repeats(cell.kinds[kind])}"
+def _of_kind(kind: str, cell: MeasuredSetting) -> str:
+    return f"{per_pass(cell.kinds[kind])}; {without_repeats(cell.kinds[kind])}"

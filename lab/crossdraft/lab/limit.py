@@ -1,19 +1,9 @@
 """How much any exact method could accept with a drafter: optimal transport between the drafts' distribution and the
-target's.
+target's, as docs/what-is-left.md explains it; tests solve the linear program for small vocabularies.
 
-A round of an exact method draws a draft from the drafter and an output from the target, jointly: it is a coupling of
-the two. Of the output, the tokens that the draft's text has are accepted, and one more is emitted. So what a round
-emits is at most 1 + max E[tokens of the output that lie within the draft's text], over all couplings, whatever a method
-knows: a linear program, which tests solve for small vocabularies. A pass that judges several drafts is the same with
-several texts.
-
-One target token alone: which couplings allow it is a tree, since the texts that begin with a token are a subtree of
-those that begin with a shorter one. Tokens are served from the longest on (`first_token`).
-
-Several: the expectation is the sum over target sequences u of P(output and draft both begin with u), which is at most
-min(P(u), G(u)), G(u) being the probability that a draft's text begins with that of u. So it is at most
-E[sum over j of min(1, G(u_1 … u_j) / P(u_1 … u_j))], u drawn from the target (`tokens_per_pass`). It is the limit
-itself where no target token begins another one; else it is above it.
+`first_token`, of one target token, is the optimum: the texts that begin with a token are a subtree of those that begin
+with a shorter one, so tokens are served from the longest on. `tokens_per_pass`, of several, is a bound: 1 + E[sum over
+j of min(1, G(u_1 … u_j) / P(u_1 … u_j))], u drawn from the target, G the probability that a draft's text begins so.
 """
 
 from bisect import bisect_left
