@@ -44,8 +44,8 @@ def cell_of(setting: Setting, made: Sequence[tuple[Statistics, bool]], seconds: 
     The standard error is that of a ratio of sums, to first order: with r the ratio and n prompts, the residuals
     tokens − r·passes have mean 0, and the error is √(n/(n−1) Σ residual²) / Σ passes; 0 for one prompt.
     """
-    total, count = total_of([one for one, _ in made]), len(made)
-    others = [one for one, repeats_ in made if not repeats_]
+    total, count = total_of([figure for figure, _ in made]), len(made)
+    others = [figure for figure, repeats_ in made if not repeats_]
     squares = sum((figure.tokens - total.tokens_per_pass * figure.passes) ** 2 for figure, _ in made)
     return MeasuredSetting(
         **asdict(setting),
@@ -143,7 +143,7 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
         return replace(cell_of(setting, found, time.monotonic() - began), kinds=kinds)
 
     def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
-        cells = [one for one in results if isinstance(one, MeasuredSetting)]
+        cells = [result for result in results if isinstance(result, MeasuredSetting)]
         yield Table.of(cells, self.columns, "Tokens per pass")
         places = max((len(cell.acceptance_at) for cell in cells), default=0)
         at: Columns = {str(place + 1): partial(_accepted_at, place) for place in range(places)}
@@ -151,7 +151,7 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
         kinds = {kind: partial(_of_kind, kind) for cell in cells[:1] for kind in cell.kinds}
         if kinds:
             yield Table.of(cells, {**SETTING, **kinds}, "Tokens per pass by kind of prompt; without repeats")
-        yield from (str(one) for one in results if isinstance(one, Skipped))
+        yield from (str(result) for result in results if isinstance(result, Skipped))
 
 
 def _accepted_at(place: int, cell: MeasuredSetting) -> str:

@@ -116,7 +116,7 @@ class Benchmark(ABC, Generic[Planned, Result]):
     def _write(self, results: Sequence[Result], json_path: Path | None, markdown_path: Path | None) -> None:
         if json_path is not None:
             about = {"begun": self.begun, "software": software(), "cores": len(os.sched_getaffinity(0))}
-            record = {**about, "plan": self.described(), "results": [asdict(one) for one in results]}  # type: ignore[call-overload]
+            record = {**about, "plan": self.described(), "results": [asdict(result) for result in results]}  # type: ignore[call-overload]
             write_text(json_path, json.dumps(record, indent=1, default=str) + "\n")
         if markdown_path is not None:
             write_text(markdown_path, self._markdown(results))
@@ -132,11 +132,11 @@ async def in_turns(
 
     Each turn begins one further on, so that none of them always comes after the same one.
     """
-    found: dict[Configuration, list[Result]] = {one: [] for one in configurations}
+    found: dict[Configuration, list[Result]] = {configuration: [] for configuration in configurations}
     for turn in range(turns):
         for place in range(turn, turn + len(configurations)):
-            one = configurations[place % len(configurations)]
-            found[one].append(await run(one, turn))
+            configuration = configurations[place % len(configurations)]
+            found[configuration].append(await run(configuration, turn))
     return found
 
 

@@ -135,7 +135,7 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
 def tokens_per_pass(texts: Sequence[Text], chances: Sequence[Probabilities], drafts: int = 1) -> tuple[float, float]:
     """The bound of a round with so many drafts, however they are chosen, and its standard error. `texts`: from the
     target. `chances`: P(a draft's text begins with each of the text's ends), float64 (n,)."""
-    terms = [np.minimum(1.0, drafts * g / np.array(one.chances)).sum() for one, g in zip(texts, chances, strict=True)]
+    terms = [np.minimum(1.0, drafts * g / np.array(text.chances)).sum() for text, g in zip(texts, chances, strict=True)]
     return 1 + float(np.mean(terms)), float(np.std(terms, ddof=1) / len(terms) ** 0.5)
 
 
@@ -148,7 +148,7 @@ def texts_of(
     following: list[tuple[Letters, tuple[int, ...], float]] = [(NOTHING, (), 1.0)]
     left = 0.0
     for depth in range(k):
-        heavy = [one for one in following if one[2] > OPEN or not depth]
+        heavy = [node for node in following if node[2] > OPEN or not depth]
         left += sum(mass for _, _, mass in following) - sum(mass for _, _, mass in heavy)
         if not heavy:
             break

@@ -49,7 +49,7 @@ class Larger:
         if numbers is None:
             raise ModelLoadError(f"{name}: give {INFLATED_PREFIX}LAYERSxHIDDEN[xINTERMEDIATE][+VOCABULARY]:NAME")
         layers, hidden, *others = numbers.groups()
-        return Larger(int(layers), int(hidden), *(None if one is None else int(one) for one in others))
+        return Larger(int(layers), int(hidden), *(None if number is None else int(number) for number in others))
 
     def spelled(self, tokenizer_json: str) -> str:
         """A tokenizer with a text for every id, as real vocabularies of that size have; it encodes none of the new."""
@@ -57,7 +57,7 @@ class Larger:
         vocabulary = tokenizer["model"].get("vocab")
         if self.vocabulary is None or not isinstance(vocabulary, dict):
             return tokenizer_json
-        taken = {*vocabulary.values(), *(one["id"] for one in tokenizer.get("added_tokens", ()))}
+        taken = {*vocabulary.values(), *(token["id"] for token in tokenizer.get("added_tokens", ()))}
         vocabulary.update({f"<unused{token}>": token for token in range(self.vocabulary) if token not in taken})
         return json.dumps(tokenizer)
 

@@ -82,7 +82,8 @@ class Spread:
     p99: float
 
     def __str__(self) -> str:
-        return " / ".join(f"{one:.{0 if abs(one) >= 100 else 2}f}" for one in (self.mean, self.p50, self.p90, self.p99))
+        values = self.mean, self.p50, self.p90, self.p99
+        return " / ".join(f"{value:.{0 if abs(value) >= 100 else 2}f}" for value in values)
 
     @staticmethod
     def of(seconds: Iterable[float]) -> "Spread | None":
@@ -118,10 +119,10 @@ class Latencies:
 def latencies_of(outputs: Sequence[Output]) -> dict[str, Any]:
     """The fields of `Latencies`."""
     return {
-        "first_token_ms": Spread.of(one.first_token for one in outputs),
-        "per_token_ms": Spread.of(one.per_token for one in outputs if one.per_token is not None),
-        "between_chunks_ms": Spread.of(late - early for one in outputs for early, late in pairwise(one.moments)),
-        "end_to_end_ms": Spread.of(one.end_to_end for one in outputs),
+        "first_token_ms": Spread.of(output.first_token for output in outputs),
+        "per_token_ms": Spread.of(output.per_token for output in outputs if output.per_token is not None),
+        "between_chunks_ms": Spread.of(late - early for output in outputs for early, late in pairwise(output.moments)),
+        "end_to_end_ms": Spread.of(output.end_to_end for output in outputs),
     }
 
 

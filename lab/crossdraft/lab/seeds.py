@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -114,7 +115,7 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
         """Raises UsageError if there is no such table."""
         if unknown := [name for name in self.plan.only if name not in TABLES]:
             raise UsageError(f"there is no table {unknown[0]}: there are {', '.join(TABLES)}")
-        return [one for name, one in TABLES.items() if name in (self.plan.only or TABLES)]
+        return [made for name, made in TABLES.items() if name in (self.plan.only or TABLES)]
 
     @property
     def total(self) -> int:
@@ -122,19 +123,19 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
 
     def check(self) -> None:
         super().check()
-        for one in self.wanted:
-            if not (self.plan.docs / one.page).is_file():
-                raise UsageError(f"there is no {self.plan.docs / one.page}: run this in a checkout, or give --docs")
+        for made in self.wanted:
+            if not (self.plan.docs / made.page).is_file():
+                raise UsageError(f"there is no {self.plan.docs / made.page}: run this in a checkout, or give --docs")
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[SeedTable, None]:
-        for one in self.wanted:
-            advance(0, one.name)
+        for made in self.wanted:
+            advance(0, made.name)
             began, before = time.monotonic(), sum(os.times()[:4])  # with those of processes that have ended
-            text = (await one.make(self)).strip()
-            self._into_page(one, text)
+            text = (await made.make(self)).strip()
+            self._into_page(made, text)
             advance()
             took = sum(os.times()[:4]) - before
-            yield replace(one, text=text, seconds=time.monotonic() - began, processor=took)
+            yield replace(made, text=text, seconds=time.monotonic() - began, processor=took)
 
     def report(self, results: Sequence[SeedTable]) -> Iterator[Table | str]:
         yield from super().report(results)
@@ -144,8 +145,8 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
     def _into_page(self, made: SeedTable, text: str) -> None:
         path = self.plan.docs / made.page
         real = sorted(self.plan.vocabularies.iterdir()) if REAL in made.models else ()
-        bundled = [one for one in made.models if one != REAL]
-        stamp = stamps.stamp_of(self.begun[:10], bundled, (f"{one.stem} {stamps.digest_of(one)}" for one in real))
+        bundled = [model for model in made.models if model != REAL]
+        stamp = stamps.stamp_of(self.begun[:10], bundled, (f"{path.stem} {stamps.digest_of(path)}" for path in real))
         path.write_text(stamps.replaced(path.read_text(encoding="utf-8"), made.name, stamp, text), encoding="utf-8")
 
     def file(self, name: str) -> Path:
@@ -171,17 +172,17 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
 
         Below it, if `whole` is the name of a line, the shares of its tokens per pass that the lines after it have.
         """
-        cells = await self.cells(one for line in lines.values() for one in line.values())
+        cells = await self.cells(setting for line in lines.values() for setting in line.values())
         heads = what, *next(iter(lines.values()))
         rows = [
-            (name, *(shown(cells[one]) if one in cells else "" for one in row.values())) for name, row in lines.items()
+            (name, *(shown(cells[key]) if key in cells else "" for key in row.values())) for name, row in lines.items()
         ]
         text = Table(heads, tuple(rows)).markdown() + self.sizes
         if not whole:
             return text
         names = [*lines]
         shares = [
-            (name, *(_share(cells[one], cells[lines[whole][of]]) for of, one in lines[name].items()))
+            (name, *(_share(cells[setting], cells[lines[whole][of]]) for of, setting in lines[name].items()))
             for name in names[names.index(whole) + 1 :]
         ]
         return f"{text}\n{SHARES.format(whole)}\n\n" + Table(heads, tuple(shares)).markdown()
@@ -198,10 +199,10 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
     async def cells(self, settings: Iterable[Setting]) -> dict[Setting, MeasuredSetting]:
         """What each setting makes of the prompts; those that the pair cannot do are missing."""
         if new := {*settings} - {*self._cells}:
-            run = AcceptanceBenchmark(self.acceptance, tuple(sorted(new, key=lambda one: (one.drafter, one.options))))
+            run = AcceptanceBenchmark(self.acceptance, tuple(sorted(new, key=attrgetter("drafter", "options"))))
             async for cell in run.measure(lambda *_: None):
                 if isinstance(cell, MeasuredSetting):
-                    self._cells[Setting(**{one.name: getattr(cell, one.name) for one in fields(Setting)})] = cell
+                    self._cells[Setting(**{part.name: getattr(cell, part.name) for part in fields(Setting)})] = cell
         return self._cells
 
     # What is made once, and kept: the corpus, and the files of it.
@@ -210,7 +211,7 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
     def corpus(self) -> Path:
         """The sources that the models were trained on, as JSON lines."""
         path = self.plan.work / "corpus.jsonl"
-        path.write_text("".join(json.dumps({"text": one.text}) + "\n" for one in read_corpus().training))
+        path.write_text("".join(json.dumps({"text": document.text}) + "\n" for document in read_corpus().training))
         return path
 
     def affinity(self, drafter: str) -> Path:
@@ -288,11 +289,11 @@ PUBLISHED = (  # target, drafter, |T∩D|, of T (2502.05202, Table 5); of T∪D,
 async def shared(bench: Seeds) -> str:
     """What two vocabularies share: tokens of the same text, and tokens that are spelled the same in tokenizer.json."""
     texts, spellings = {}, {}
-    for name in {name for one in PUBLISHED for name in one[:2]}:
+    for name in {name for row in PUBLISHED for name in row[:2]}:
         loaded = NamedTokenizer.load(str(bench.file(name)), Side.TARGET)
         texts[name] = strings_of(loaded.tokenization.vocabulary)
         whole = json.loads(loaded.tokenizer_json)
-        spellings[name] = {*whole["model"]["vocab"], *(one["content"] for one in whole["added_tokens"])}
+        spellings[name] = {*whole["model"]["vocab"], *(token["content"] for token in whole["added_tokens"])}
     rows = []
     for target, drafter, paper, other in PUBLISHED:
         shown = []
@@ -311,19 +312,20 @@ async def shared(bench: Seeds) -> str:
 @table("combinations", "heterogeneous-vocabularies.md", REAL)
 async def combinations(bench: Seeds) -> str:
     rows = [("Qwen2-7B-Instruct (published)", "150,000", "7, 15, 56", "144.31", "65,536", "14; 16", "", "")]
-    for name, source in (("qwen-2", str(bench.file("qwen-2.tiktoken"))), *((short(one), one) for one in (TARGET, B))):
+    sources = {"qwen-2": str(bench.file("qwen-2.tiktoken")), short(TARGET): TARGET, short(B): B}
+    for name, source in sources.items():
         plain = sorted(
             plain_strings(NamedTokenizer.load(source, Side.TARGET).tokenization.vocabulary),
-            key=lambda one: (len(one), one),
+            key=lambda text: (len(text), text),
         )
         pieces, kept = Pieces(plain), plain[:SHORTEST] if len(plain) > SHORTEST else [x for x in plain if len(x) < 18]
-        found = [pieces.compositions(one) for one in kept]
+        found = [pieces.compositions(text) for text in kept]
         ways, forwards = (
             combinations_of(list(ones)) for ones in zip(*((x.count, x.forwards) for x in found), strict=True)
         )
         hello = pieces.compositions(from_bytes(b"hello"))
-        means = [f"{10**one.log10_of_mean:,.1f}" for one in (ways, forwards)]
-        shown = [", ".join(f"{number:,}" for number in one.quartiles) for one in (ways, forwards)]
+        means = [f"{10**counted.log10_of_mean:,.1f}" for counted in (ways, forwards)]
+        shown = [", ".join(f"{number:,}" for number in counted.quartiles) for counted in (ways, forwards)]
         largest = f"{10**ways.log10_of_largest:,.0f}"
         spelled = f"{hello.count}; {hello.forwards}"
         rows.append((name.lower(), f"{ways.tokens:,}", shown[0], means[0], largest, spelled, shown[1], means[1]))
@@ -426,7 +428,7 @@ async def first_draft_token(bench: Seeds) -> str:
             after.append(float(ids[weights.argmax()] == best[place]))
             first, chances = matrix.redistribute(top, np.ones(1))
             guesses = pair.to_target_ids(top)[0], first[chances.argmax()]
-            before.append([float(one == best[place]) for one in guesses])
+            before.append([float(guess == best[place]) for guess in guesses])
         greedy = map(percent, (*np.array(before).T, after))
         lines.append((short(name), percent(plain), percent(spread, plain), *greedy))
     heads = ("drafter", "T = 1: `tli`", "`rdk`", "T = 0: `tli`", "temperature first", "redistributed first")
@@ -450,8 +452,8 @@ async def pruned_target(bench: Seeds) -> str:
             omega, q = spread[:, ids].T @ spread / len(train), test[:, ids].softmax(-1)
             tli = torch.minimum(p[:, ids], q).sum(1).numpy()
             spreads = {tau: q @ (omega / tau).softmax(-1) for tau in (0.1, 0.3, 1.0, 3.0)}
-            by_tau = {tau: torch.minimum(p, one).sum(1).numpy() for tau, one in spreads.items()}
-            tau, found = max(by_tau.items(), key=lambda one: one[1].mean())
+            by_tau = {tau: torch.minimum(p, drafted).sum(1).numpy() for tau, drafted in spreads.items()}
+            tau, found = max(by_tau.items(), key=lambda known: known[1].mean())
             rows.append((f"{kept:,} {kind}", percent(tli), percent(found, tli), f"{tau:g}"))
     return Table(("ids kept", "`tli`", "M of logits", "best τ"), tuple(rows)).markdown()
 
@@ -523,8 +525,8 @@ def redistributed(p: Probabilities, q: Probabilities, ids: Ids, taus: Sequence[f
     omega = np.where(np.arange(size) == ids[:, None], p, 0.0) - np.outer(p[ids], p) if taus else np.zeros(0)
     spread = [own[ids] @ softmax(omega / tau) for tau in taus]
     drafts = (masked, own, third, np.full(size, 1 / size), *spread)
-    accepted = [float(np.minimum(p, one).sum()) for one in drafts]
-    apart = [float(np.abs(third - one).sum()) for one in (own, *spread[-1:])]
+    accepted = [float(np.minimum(p, draft).sum()) for draft in drafts]
+    apart = [float(np.abs(third - other).sum()) for other in (own, *spread[-1:])]
     return [*accepted[:4], apart[0], apart[-1], theta, *accepted[4:]]
 
 
@@ -548,13 +550,13 @@ def _with_repeats(cell: MeasuredSetting) -> str:
 @table("bands", "tokentiming.md", "target", "drafter-a", "drafter-b", "drafter-c")
 async def bands(bench: Seeds) -> str:
     """Figures 5 and 6: how far aligned tokens are apart, and in how many alignments a narrower band changes q."""
-    texts = [one.text[start : start + 200] for one in read_corpus().held_out[:40] for start in (0, 400)]
+    texts = [document.text[start : start + 200] for document in read_corpus().held_out[:40] for start in (0, 400)]
     target, rows = bench.readers[TARGET].tokenization, []
     for name in (A, B, C):
         apart, changed, count = [], dict.fromkeys((0, 1, 2, 4, 8), 0), 0
         seconds: dict[int, list[float]] = {band: [] for band in (*changed, 16, NO_BAND)}
         for text in filter(None, texts):
-            tokens = [_letters(one, text) for one in (bench.readers[name].tokenization, target)]
+            tokens = [_letters(side, text) for side in (bench.readers[name].tokenization, target)]
             for draft, proxies in _windows(tokens[0], tokens[1]):
                 last: dict[int, dict[int, int]] = {}
                 for band, taken in seconds.items():
@@ -603,7 +605,7 @@ def _windows(
     drafted: list[Letters], proxies: list[Letters], size: int = 20
 ) -> Iterator[tuple[list[Letters], list[Letters]]]:
     """Stretches of so many draft tokens, with the target tokens of the same text where both begin and end there."""
-    ends, others = ([0, *np.cumsum([len(one) for one in tokens]).tolist()] for tokens in (drafted, proxies))
+    ends, others = ([0, *np.cumsum([len(token) for token in tokens]).tolist()] for tokens in (drafted, proxies))
     both = sorted({*ends} & {*others})
     begun = 0
     for end in both[1:]:
@@ -634,9 +636,9 @@ async def kept_ids(bench: Seeds) -> str:
 def _covered(bench: Seeds) -> str:
     """What the most frequent ids make of the corpus, beside the paper's shares (Table 1, Llama-3-8B, SlimPajama)."""
     loaded = {name: NamedTokenizer.load(name, Side.DRAFTER).tokenizer_json for name in (A, B)}
-    found = [read_frequencies(bench.frequencies(name), one, name) for name, one in loaded.items()]
+    found = [read_frequencies(bench.frequencies(name), tokenizer, name) for name, tokenizer in loaded.items()]
     rows = [
-        (f"{2048 // of:,}", *(f"{one.covered(2048 // of):.1%}" for one in found), published)
+        (f"{2048 // of:,}", *(f"{ranking.covered(2048 // of):.1%}" for ranking in found), published)
         for of, published in PUBLISHED_SHARES.items()
     ]
     heads = "kept", "of the corpus in A's tokens", "in B's", "published shares, as above, of 128k ids"
@@ -681,9 +683,9 @@ async def tree_by_layer(bench: Seeds) -> str:
     ):
         for name, trees in (("of any depth", TreeDrafting), ("of the last layer, as EAGLE-2", ByLayer)):
             with patch("crossdraft.drafter.service.TreeDrafting", trees):
-                cells = [await run.cell(pipeline, one, lambda *_: None) for one in settings]
+                cells = [await run.cell(pipeline, setting, lambda *_: None) for setting in settings]
             rows.append((name, *map(_tokens, cells)))
-    heads = "expands the heaviest nodes", *(f"{one.nodes} nodes, depth {one.k}" for one in settings)
+    heads = "expands the heaviest nodes", *(f"{setting.nodes} nodes, depth {setting.k}" for setting in settings)
     return Table(heads, tuple(rows)).markdown() + whole.sizes
 
 
@@ -704,7 +706,7 @@ async def head(bench: Seeds) -> str:
             logits = seconds(partial(linear, x, weights[:kept]))
             chances = seconds(partial(torch.softmax, linear(x, weights[:kept]), -1))
             step = layer + logits + chances
-            times = (f"{1e3 * one:.2f}" for one in (layer, logits, chances, step))
+            times = (f"{1e3 * spent:.2f}" for spent in (layer, logits, chances, step))
             rows.append((device, f"{kept:,}", *times, f"{logits / step:.0%}"))
     return Table(("device", "kept", "layer, ms", "head", "softmax", "step", "head's share"), tuple(rows)).markdown()
 
@@ -729,7 +731,7 @@ async def eagle(bench: Seeds) -> str:
         for name, keep in ((B, 0), (EAGLE, 0), (EAGLE, 2048), (EAGLE, 1024), (EAGLE, 512))
     }
     tokens = await Seeds(replace(bench.plan, limit=None)).grid(lines, _tokens, "drafter, kept ids", "EAGLE, all")
-    greedy = {name: {head: one for head, one in row.items() if not one.temperature} for name, row in lines.items()}
+    greedy = {name: {head: how for head, how in row.items() if not how.temperature} for name, row in lines.items()}
     alone = Seeds(replace(bench.plan, limit=4), 1)
     steps = await alone.grid(greedy, lambda cell: f"{1e3 * cell.step_seconds:.2f}", "ms of the drafter a step, alone")
     return f"{tokens}\n{steps}"
@@ -748,25 +750,27 @@ async def formula(bench: Seeds) -> str:
     settings = [Setting("standard", TARGET, t, 5) for t in (0.0, 1.0)]
     settings += [bench.setting("tli", name, t) for name in (B, A) for t in (0.0, 1.0)]
     cells = await bench.cells(settings)
-    for one in filter(cells.__contains__, settings):
-        cell, a = cells[one], cells[one].acceptance
-        wanted = sum(a**place for place in range(one.k + 1))
-        name = f"`{one.method}`, {short(one.drafter).removeprefix('BUNDLED:').lower()}, {one.temperature:g}"
+    for setting in filter(cells.__contains__, settings):
+        cell, a = cells[setting], cells[setting].acceptance
+        wanted = sum(a**place for place in range(setting.k + 1))
+        name = f"`{setting.method}`, {short(setting.drafter).removeprefix('BUNDLED:').lower()}, {setting.temperature:g}"
         rows.append((name, f"{a:.1%}", f"{wanted:.2f}", per_pass(cell)))
     return Table(("method, drafter, temperature", "α", "formula", "measured"), tuple(rows)).markdown() + bench.sizes
 
 
 def prompts_by_kind(count: int) -> dict[str, list[str]]:
     """Prompts of what held-out sources have, or are made of them."""
-    code = [one.text for one in read_corpus().held_out if len(one.text) > 4000][:count]
-    texts = [ast.get_docstring(ast.parse(one)) or "" for one in code]
-    functions = [[one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)] for text in code]
-    rows = [json.dumps([{"name": one.name, "line": one.lineno} for one in some[:12]], indent=2) for some in functions]
-    bodies = [ast.unparse(max(some[:12], key=lambda one: len(one.body))) for some in functions if some]
+    code = [document.text for document in read_corpus().held_out if len(document.text) > 4000][:count]
+    texts = [ast.get_docstring(ast.parse(source)) or "" for source in code]
+    functions = [[node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)] for text in code]
+    rows = [
+        json.dumps([{"name": each.name, "line": each.lineno} for each in some[:12]], indent=2) for some in functions
+    ]
+    bodies = [ast.unparse(max(some[:12], key=lambda function: len(function.body))) for some in functions if some]
     return {
-        "code": [one[2000:2400] for one in code],
-        "prose": [one[:300] for one in texts if len(one) > 100],
-        "JSON": [one[:300] for one in rows if len(one) > 300],
+        "code": [text[2000:2400] for text in code],
+        "prose": [text[:300] for text in texts if len(text) > 100],
+        "JSON": [row[:300] for row in rows if len(row) > 300],
         "chat": [f"# Q: what does {some[0].name} do?\n# A: " for some in functions if some],
         "edits": [f"{one}\n\n# the same again, renamed:\n{one[: len(one) // 3]}" for one in bodies if len(one) < 900],
     }
@@ -776,15 +780,15 @@ def prompts_by_kind(count: int) -> dict[str, list[str]]:
 async def kinds(bench: Seeds) -> str:
     """Tokens per pass by the kind of text."""
     prompts, path = prompts_by_kind(bench.plan.limit or 30), bench.plan.work / "kinds.jsonl"
-    lines = [{"text": one, "category": kind} for kind, some in prompts.items() for one in some]
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    lines = [{"text": text, "category": kind} for kind, some in prompts.items() for text in some]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     part = Seeds(replace(bench.plan, prompts=path, limit=None))
     wanted = [bench.setting(method, B, t) for method, t in (("slem", 0), ("seeded", 1), ("coupled", 1))]
     cells = await part.cells(wanted)
     rows = [
-        (kind, str(len(some)), *(_tokens(cells[one].kinds[kind]) for one in wanted)) for kind, some in prompts.items()
+        (kind, str(len(some)), *(_tokens(cells[key].kinds[kind]) for key in wanted)) for kind, some in prompts.items()
     ]
-    heads = "kind", "prompts", *(f"`{one.method}`, T = {one.temperature:g}" for one in wanted)
+    heads = "kind", "prompts", *(f"`{setting.method}`, T = {setting.temperature:g}" for setting in wanted)
     return Table(heads, tuple(rows)).markdown()
 
 
@@ -797,14 +801,14 @@ async def left_to_gain(bench: Seeds) -> str:
         line: [bench.setting(method, name, 1.0, k, nodes=nodes) for name in (A, B)]
         for line, (method, k, nodes) in lines.items()
     }
-    cells = await bench.cells(one for row in settings.values() for one in row)
-    rows = {line: [_rounds(cells[one]) for one in row] for line, row in settings.items()}
+    cells = await bench.cells(setting for row in settings.values() for setting in row)
+    rows = {line: [_rounds(cells[setting]) for setting in row] for line, row in settings.items()}
     some = bench.places[:: max(1, len(bench.places) // 80)]
     for name in (A, B):
         texts = limit.drawn(bench.readers[TARGET], some, 10, np.random.default_rng(SEED))
         found = [limit.begun(bench.readers[name], text, 6) for text in texts]
         for line, drafts, k in (("**limit**, one draft", 1, 5), ("limit, 8 drafts", 8, 6), ("limit, 32 drafts", 32, 6)):
-            bound = limit.tokens_per_pass(texts, [one[k - 1] for one in found], drafts)
+            bound = limit.tokens_per_pass(texts, [chances[k - 1] for chances in found], drafts)
             first = percent(_first_tokens(bench, name, some[::2])) if drafts == 1 else ""
             rows.setdefault(line, []).append(("{:.2f} ± {:.2f}".format(*bound), first))
     heads = ("T = 1, K = 5", *(f"{short(name)}: {what}" for name in (A, B) for what in ("tokens per pass", "first")))

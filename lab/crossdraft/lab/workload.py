@@ -68,16 +68,16 @@ def request_of(choice: str, number: int, method: str, temperature: float, max_to
 async def sampled(pipeline: Pipeline, requests: Iterable[GenerationRequest]) -> Timed:
     """All outputs at once; their drafter may be lost on the way. Raises CommandFailed."""
     began = time.monotonic()
-    total = total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=True) for one in requests)))
+    total = total_of(await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in requests)))
     return Timed(total.tokens, time.monotonic() - began, total)
 
 
 SETTING: Columns = {
-    "method": lambda one: one.method,
-    "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),
-    "T": lambda one: f"{one.temperature:g}",
-    "k": lambda one: one.k,
-    "nodes": lambda one: one.nodes or "",
+    "method": lambda cell: cell.method,
+    "drafter": lambda cell: cell.drafter.removeprefix(BUNDLED_PREFIX),
+    "T": lambda cell: f"{cell.temperature:g}",
+    "k": lambda cell: cell.k,
+    "nodes": lambda cell: cell.nodes or "",
 }
 
 
@@ -94,12 +94,12 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
     @property
     def prompts(self) -> tuple[str, ...]:
         """Their texts; raises UsageError."""
-        return tuple(str(one.content) for one in self._read)
+        return tuple(str(prompt.content) for prompt in self._read)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Their categories."""
-        return tuple(one.category for one in self._read)
+        return tuple(prompt.category for prompt in self._read)
 
     def check(self) -> None:
         if not self.prompts:
@@ -160,11 +160,11 @@ async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item
     """What is made of each, in their order, with so many under way at once."""
     places = asyncio.Semaphore(concurrency)
 
-    async def one(item: Item) -> Made:
+    async def limited(item: Item) -> Made:
         async with places:
             return await make(item)
 
-    return await asyncio.gather(*map(one, items))
+    return await asyncio.gather(*map(limited, items))
 
 
 # Services that a benchmark starts: a core for each model, the drafter at a distance.

@@ -168,7 +168,7 @@ async def _places(process: asyncio.subprocess.Process, log: IO[bytes]) -> Mappin
         line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
         if line:
             found: dict[str, Any] = json.loads(line)
-            return {name: HostNamespace(tuple(one["prefix"]), one["listen"]) for name, one in found.items()}
+            return {name: HostNamespace(tuple(place["prefix"]), place["listen"]) for name, place in found.items()}
         log.seek(0)
         words = log.read().decode("utf-8", "replace").strip().splitlines()
         raise NoEmulationError(words[-1] if words else "it said nothing")

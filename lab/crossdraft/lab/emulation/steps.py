@@ -159,9 +159,9 @@ class Paced:
         began = self._now()
         tokens = sum(map(self._counted, scheduled))
         found = self._step(scheduled)
-        for one, logits in zip(scheduled, found, strict=True):
+        for request, logits in zip(scheduled, found, strict=True):
             if logits is not None:
-                self._remember(one)
+                self._remember(request)
         if tokens or any(logits is not None for logits in found):
             rest = began + self._pace.seconds(tokens) - self._now()
             if rest > 0:

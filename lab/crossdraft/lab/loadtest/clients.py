@@ -47,12 +47,12 @@ async def send(
     figures: OutputFigures | None = None
     try:
         async with asyncio.timeout(timeout_seconds), aclosing(stream(asked)) as pieces:
-            async for one in pieces:
-                if isinstance(one, OutputFigures):
-                    figures = one
+            async for piece in pieces:
+                if isinstance(piece, OutputFigures):
+                    figures = piece
                 else:
                     chunks.append(now())
-                    made.append(one)
+                    made.append(piece)
     except TimeoutError:
         error, fault = TIMED_OUT, f"no end after {timeout_seconds:g} s"
     except RequestFailedError as failure:
@@ -126,7 +126,7 @@ def piece_in(said: Mapping[str, Any]) -> float | OutputFigures | None:
         raise RequestFailedError("error in the stream", str(said["error"]))
     trace = said.get("crossdraft") or {}
     if statistics := trace.get("statistics"):
-        found = statistics | {"lanes": [_lane(one) for one in statistics["lanes"]]}
+        found = statistics | {"lanes": [_lane(lane) for lane in statistics["lanes"]]}
         return TypeAdapter(OutputFigures).validate_python(found)
     return float(trace["milliseconds"]) / MILLISECONDS if trace.get("kind") else None
 

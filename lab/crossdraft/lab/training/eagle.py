@@ -99,7 +99,7 @@ def judged(
     with torch.no_grad():
         states = target.model(input_ids=ids, use_cache=False).last_hidden_state
     after = functional.pad(labels[:, 1:], (0, 1), value=IGNORED) != IGNORED
-    return [one[after] for one in (states, *drafted(layer, ids, states, known_states(labels, rng), depth))]
+    return [computed[after] for computed in (states, *drafted(layer, ids, states, known_states(labels, rng), depth))]
 
 
 def losses(layer: StateLayer, target: LlamaForCausalLM, rows: Rows, rng: np.random.Generator) -> Tensor:
@@ -153,6 +153,6 @@ def export(layer: StateLayer, folder: Path) -> None:
     """Write weights and the target's tokenizer beside the card."""
     layer.model.to(torch.float16).save_pretrained(folder)  # type: ignore[arg-type]
     parts = {"fusion": layer.fusion, "absent": layer.absent}
-    save_file({name: one.detach().to(torch.float16) for name, one in parts.items()}, folder / FUSION)
+    save_file({name: part.detach().to(torch.float16) for name, part in parts.items()}, folder / FUSION)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED / "target" / name, folder / name)

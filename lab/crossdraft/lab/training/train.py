@@ -172,7 +172,7 @@ def optimizers_of(weights: Iterable[tuple[str, torch.Tensor]], decay: float) -> 
 def descend(optimizers: Optimizers, loss: torch.Tensor, rate: float) -> None:
     """One step of all optimizers."""
     loss.backward()
-    groups = [group for one in optimizers for group in one.param_groups]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     nn.utils.clip_grad_norm_([weight for group in groups for weight in group["params"]], 1.0)
     for group in groups:
         group["lr"] = rate
