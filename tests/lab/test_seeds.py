@@ -169,17 +169,15 @@ def test_forwards_with_cut_rows_are_those_of_all_sequences_that_the_rows_have() 
 
         return lambda paths: [after(path) for path in paths]
 
-    def tried(cut: int) -> int:
-        paths = (path for size in range(len(word)) for path in product(range(len(letters)), repeat=size))
-        texts = ((path, "".join(letters[token] for token in path)) for path in paths)
-        possible = ((path, text) for path, text in texts if word.startswith(text) and text != word)
-        return sum(
-            all(rows(cut)([path[:at]])[0].weight(int(index.places[token])) for at, token in enumerate(path))
-            for path, _ in possible
-        )
+    every = (path for size in range(len(word)) for path in product(range(len(letters)), repeat=size))
+    texts = {path: "".join(letters[token] for token in path) for path in every}
+    paths = [path for path, text in texts.items() if word.startswith(text) and text != word]
+
+    def drawn(cut: int, path: tuple[int, ...]) -> bool:
+        return all(rows(cut)([path[:at]])[0].weight(int(index.places[token])) for at, token in enumerate(path))
 
     found = [forwards_of([word], index, rows(cut)) for cut in (1, 2, 3, 7)]
-    assert found == [tried(cut) for cut in (1, 2, 3, 7)]
+    assert found == [sum(drawn(cut, path) for path in paths) for cut in (1, 2, 3, 7)]
     assert found[-1] == Pieces(letters).compositions(word).forwards > found[1]
 
 
