@@ -18,13 +18,14 @@ from crossdraft.drafter.drafting import Tip
 from crossdraft.drafter.scoring import SortedDistribution, VocabularyIndex
 from crossdraft.drafter.tree_drafting import Node
 from crossdraft.engine.distributions import narrowed
-from crossdraft.lab import stamps
-from crossdraft.lab.acceptance import cell_of, per_pass
+from crossdraft.lab import seeds, stamps
+from crossdraft.lab.acceptance import cell_of, per_pass, without_repeats
 from crossdraft.lab.commands import SeedsPlan
 from crossdraft.lab.limit import Text, first_token, tokens_per_pass
-from crossdraft.lab.seeds import TABLES, ByLayer, Seeds, SeedTable, forwards_of, redistributed, synthetic_pair
+from crossdraft.lab.seeds import TABLES, ByLayer, Seeds, SeedTable, forwards_of
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.report import Pieces
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
 from tests.tables import pseudo_distribution
@@ -62,13 +63,8 @@ def test_a_table_whose_weights_have_changed_is_named(tmp_path: Path) -> None:
 
 
 def transported(targets: dict[tuple[str, ...], float], drafts: dict[str, float]) -> float:
-    """Max E[tokens within the draft's text] over all couplings, by linear programming.
-
-    Args:
-        targets: probability by the letters of an output's tokens; none ends within a draft.
-        drafts: probability by text.
-    """
-
+    """Max E[tokens within the draft's text] over all couplings, by linear programming. `targets`: chances of outputs by
+    their tokens' letters, none of which ends within a draft. `drafts`: of texts."""
     gains = np.array([[_within(tokens, text) for text in drafts] for tokens in targets])
     rows, columns = gains.shape
     sums = [sparse.kron(sparse.eye(rows), np.ones((1, columns))), sparse.kron(np.ones((1, rows)), sparse.eye(columns))]
@@ -105,9 +101,8 @@ def laws_of_drafts(toy: Toy, k: int) -> dict[str, float]:
     for _ in range(k):
         longer: dict[Letters, float] = {}
         for text, mass in found.items():
-            for letters, chance in zip(
-                toy.drafter, pseudo_distribution("drafter", text, len(toy.drafter)), strict=True
-            ):
+            chances = pseudo_distribution("drafter", text, len(toy.drafter))
+            for letters, chance in zip(toy.drafter, chances, strict=True):
                 whole = Letters(text + letters)
                 longer[whole] = longer.get(whole, 0.0) + mass * float(chance)
         found = longer
@@ -133,7 +128,6 @@ def test_no_exact_method_accepts_more_than_optimal_transport(name: str) -> None:
 
 def accepted(setup: Setup) -> float:
     """Tokens of the first round that lie within the draft, in expectation."""
-    from crossdraft.types.statistics import Kind
 
     def run(chooser: object) -> int:
         kinds = [(one.epoch, one.kind) for one in setup.emitted(chooser)]  # type: ignore[arg-type]
@@ -188,7 +182,7 @@ def test_a_run_shows_what_it_has_written_and_where(
         return "| new |"
 
     monkeypatch.setitem(TABLES, "some", SeedTable("some", "page.md", ("target",), made))
-    (page := tmp_path / "page.md").write_text("<!-- bench seeds some: none -->\n<!-- end -->\n")
+    page = _written(tmp_path / "page.md", "<!-- bench seeds some: none -->\n<!-- end -->\n")
     Seeds(SeedsPlan(only=("some",), docs=tmp_path, work=tmp_path)).run()
     assert "| new |" in page.read_text()
     assert f"| new |\n\n\nWritten into {page}\n" in capsys.readouterr().out
@@ -196,10 +190,10 @@ def test_a_run_shows_what_it_has_written_and_where(
 
 @pytest.mark.parametrize("kept", [1, 7, 60])
 def test_first_order_rdk_is_tli_within_its_bound_and_the_matrix_is_that_of_the_logits_covariance(kept: int) -> None:
-    p, q, orders = synthetic_pair(60, np.random.default_rng(kept))
+    p, q, orders = seeds.synthetic_pair(60, np.random.default_rng(kept))
     assert np.sort(p)[-15:].sum() == pytest.approx(0.958)
     ids = orders["at random"][:kept]
-    masked, own, third, _, moved, _, theta, spread = redistributed(p, q, ids, [0.05])
+    masked, own, third, _, moved, _, theta, spread = seeds.redistributed(p, q, ids, [0.05])
     assert moved <= 3 * theta / 60
     assert abs(third - own) <= 1.5 * theta / 60
     assert masked <= own
@@ -209,9 +203,13 @@ def test_first_order_rdk_is_tli_within_its_bound_and_the_matrix_is_that_of_the_l
 
 
 def test_outputs_that_repeat_themselves() -> None:
-    assert repeats([1, 2, 3, 4] * 8)
-    assert not repeats(list(range(32)))
-    assert not repeats([])
+    assert [*map(repeats, ([1, 2, 3, 4] * 8, list(range(32)), []))] == [True, False, False]
+    setting = Setting("slem", "b", 0.0, 5)
+    assert without_repeats(cell_of(setting, [(figures(tokens=4, passes=2), True)])) == "none (1)"
+
+
+def test_kinds_without_a_prompt_are_left_out() -> None:
+    assert all(seeds.prompts_by_kind(1).values())
 
 
 VOCABULARIES = run_path(str(DOCS.parent / ".ci/vocabularies.py"))

@@ -13,6 +13,7 @@ from crossdraft.cli.prompts import by_category
 from crossdraft.cli.running import ProgressCounter, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, Statistics
 from crossdraft.lab.commands import AcceptancePlan
+from crossdraft.lab.harness import optional
 from crossdraft.lab.workload import SETTING, Prompted, gathered, pipelines_of, settings_of
 
 
@@ -72,7 +73,7 @@ def per_pass(cell: MeasuredSetting) -> str:
 
 
 def without_repeats(cell: MeasuredSetting) -> str:
-    return f"{cell.without_repeats:.2f} ({cell.repeating})"
+    return f"{optional(cell.without_repeats or None, '.2f') or 'none'} ({cell.repeating})"
 
 
 class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):

@@ -767,13 +767,14 @@ def prompts_by_kind(count: int) -> dict[str, list[str]]:
         json.dumps([{"name": each.name, "line": each.lineno} for each in some[:12]], indent=2) for some in functions
     ]
     bodies = [ast.unparse(max(some[:12], key=lambda function: len(function.body))) for some in functions if some]
-    return {
+    found = {
         "code": [text[2000:2400] for text in code],
         "prose": [text[:300] for text in texts if len(text) > 100],
         "JSON": [row[:300] for row in rows if len(row) > 300],
         "chat": [f"# Q: what does {some[0].name} do?\n# A: " for some in functions if some],
         "edits": [f"{one}\n\n# the same again, renamed:\n{one[: len(one) // 3]}" for one in bodies if len(one) < 900],
     }
+    return {kind: some for kind, some in found.items() if some}
 
 
 @table("kinds", "choosing.md", *PAIR[::2])
