@@ -17,6 +17,7 @@ import torch
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.session.models import tokenization_of
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, Side
+from crossdraft.text.vocabulary import Trie
 from crossdraft.types.rows import Probabilities
 
 TOGETHER = 32  # contexts
@@ -48,12 +49,8 @@ class Reader:
         self.vocabulary = self.tokenization.vocabulary
 
     @cached_property
-    def order(self) -> list[int]:
-        return sorted(range(self.vocabulary.size), key=self.vocabulary.letters.__getitem__)
-
-    @cached_property
-    def strings(self) -> list[Letters]:
-        return [self.vocabulary.letters[token] for token in self.order]
+    def trie(self) -> Trie:
+        return Trie(self.vocabulary)
 
     def logits(self, contexts: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """After each of these ids, float64 (n, V)."""
@@ -69,11 +66,6 @@ class Reader:
         ends = torch.tensor([len(ids) - 1 for ids in contexts])
         found: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(contexts)), ends]).double()
         return found
-
-    def span(self, beginning: Letters) -> tuple[int, int]:
-        """The places in `order`, first and behind the last, of the tokens that begin so."""
-        first = bisect_left(self.strings, beginning)
-        return first, bisect_left(self.strings, beginning + AFTER_ALL, first)
 
     def rows(self, contexts: Sequence[tuple[int, ...]]) -> Probabilities:
         """The distributions after each of these ids, float64 (n, V)."""
@@ -112,7 +104,7 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
     The drafter's row after a text is taken to be that after the text as its tokenizer writes it, however the draft came
     to it.
     """
-    whole, order = text.ends[-1], drafter.order
+    whole, order = text.ends[-1], drafter.trie.order
     rows = drafter.rows([drafter.ids(Letters(text.context + whole[:place])) for place in range(len(whole))])
     ways = np.zeros((len(whole) + 1, k + 1))  # by letters and draft tokens
     ways[0, 0] = 1.0
@@ -124,7 +116,7 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
         reached = np.cumsum(ways[place, :k])
         for number, beginning in enumerate(text.ends):
             if len(beginning) > place:
-                first, end = drafter.span(Letters(beginning[place:]))
+                first, end = drafter.trie.span(Letters(beginning[place:]))
                 found[:, number] += reached * (sums[end] - sums[first])
         for end in range(place + 1, min(len(whole), place + drafter.vocabulary.longest) + 1):
             tokens = drafter.vocabulary.ids_of(Letters(whole[place:end]))

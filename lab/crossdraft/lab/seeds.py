@@ -50,7 +50,6 @@ from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes, is_plain, to_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.report import Pieces, combinations_of, compare, decoding, plain_strings, quartiles, strings_of
-from crossdraft.text.vocabulary import Trie
 from crossdraft.types.rows import Ids, Probabilities
 from crossdraft.verification.alignment import align
 
@@ -340,7 +339,6 @@ async def forwards(bench: Seeds) -> str:
     plain = sorted(text for text in plain_strings(target.vocabulary) if len(text) < 18)
     any_tokens = [[Letters(text) for text in draw.choice(plain, 16)] for _ in bench.places]
     written = [[text.ends[0]] for text in limit.drawn(target, bench.places, 1, draw)]
-    trie = Trie(target.vocabulary)
     for name in (A, B, C):
         drafter, found = bench.readers[name], []
         pieces, index = Pieces(plain_strings(drafter.vocabulary)), VocabularyIndex(drafter.vocabulary)
@@ -352,7 +350,7 @@ async def forwards(bench: Seeds) -> str:
                 for token in some:
                     whole.append(pieces.compositions(token).forwards)
                     cut.append(forwards_of([token], index, rows))
-                    longer.append(forwards_of([token, *trie.extensions(token)], index, rows))
+                    longer.append(forwards_of([token, *target.trie.extensions(token)], index, rows))
             found += [f"{_counts(ones)}; {np.mean(ones):,.1f}" for ones in (whole, cut, longer)]
         lines.append((short(name), *found))
     heads = ("all ids", f"{CUT} ids", f"{CUT} ids, longer tokens, too")
