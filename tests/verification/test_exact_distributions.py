@@ -230,7 +230,7 @@ def _broken(ground: Ground, acceptance: Callable[[float, float], float], *, resi
 # A drafter that reads the target's hidden states: what it drafts depends on the passes that were made, too.
 
 
-@pytest.mark.parametrize("nodes", [0, 12])
+@pytest.mark.parametrize("nodes", [0, full(12)])
 @pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
 def test_drafters_that_read_hidden_states(method: Method, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(SAME if method is STANDARD else NESTED, method, 1, 4, nodes=nodes, states=True)
