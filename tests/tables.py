@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from zlib import crc32
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from crossdraft.types.messages import (
     Draft,
     Drafted,
     FetchRow,
+    HiddenStates,
     OpenDrafter,
     Pass,
     PassDone,
@@ -74,6 +76,7 @@ class ToyTarget:
     chooser: Chooser | None = None  # of its own draws
     temperature: float = 1.0
     salt: str = "target"
+    states: bool = False  # it sends hidden states, of a byte
 
     def __post_init__(self) -> None:
         self._committed: tuple[int, ...] = ()
@@ -101,7 +104,9 @@ class ToyTarget:
             self._sample(path) if sent.draws else self._row(path, ids)
             for path, ids in zip(answered, listed, strict=True)
         ]
-        return PassDone(sent.number, tuple(nodes), 0.0)
+        states = bytes(crc32(repr(path).encode()) & 1 for path in answered)
+        hidden = HiddenStates(tuple(sent.answered), states) if self.states else HiddenStates()
+        return PassDone(sent.number, tuple(nodes), 0.0, hidden=hidden)
 
     def draw(self, drawn: tuple[int, ...], number: int) -> PassDone:
         """The next token of a run."""
@@ -142,7 +147,9 @@ def _toy_row(salt: str, text: Letters, size: int, allowed: tuple[int, ...] | Non
 
 @dataclass
 class ToyDrafter:
-    """A drafter whose distribution depends on its text; draws through the given chooser."""
+    """A drafter whose distribution depends on its text, and on the target's hidden states that it was told; draws
+    through the given chooser.
+    """
 
     letters: Sequence[Letters]
     chooser: Chooser
@@ -153,12 +160,15 @@ class ToyDrafter:
     def __post_init__(self) -> None:
         self.text = Letters("")
         self._drafted = 0  # draft tokens of the running epoch
+        self.told: dict[int, bytes] = {}  # hidden states by letters of the output before
 
     def distribution(self, text: Letters) -> Row:
         allowed = None if self.allowed is None else tuple(self.allowed.tolist())
-        return _toy_row(self.salt, text, len(self.letters), allowed, self.temperature)
+        salt = f"{self.salt}{self.told or ''}"
+        return _toy_row(salt, text, len(self.letters), allowed, self.temperature)
 
     def draft(self, wanted: Draft) -> Drafted:
+        self.told |= wanted.hidden.by_place()
         self.text = Letters(self.text[: wanted.offset] + wanted.letters)
         self._drafted = 0
         return self.more(Advance(wanted.epoch, wanted.count))

@@ -65,6 +65,7 @@ def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
     typed, piped = cli(*options, PROMPT), cli(*options, "-", stdin=PROMPT.encode())
     assert typed.records[-1]["ids"] == piped.records[-1]["ids"]
     assert {token["kind"] for token in typed.records[:-1]} == {"bonus"}
+    assert "\nnone was judged (" in cli(*(one for one in options if one != "--json"), "--verbose", PROMPT).err
     unnamed = cli(*options)
     assert unnamed.records[-1]["ids"] == cli(*options, DEFAULT_PROMPT).records[-1]["ids"]
     assert 'the prompt is the default one, "def read_lines(' in unnamed.err

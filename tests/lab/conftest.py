@@ -17,7 +17,7 @@ from crossdraft.client import Statistics
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import controller, workload
-from crossdraft.lab.services import Distant, Served
+from crossdraft.lab.workload import Distant, Served
 from crossdraft.rpc.server import Listening, Serving
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.statistics import Counts, Times, statistics_of

@@ -11,8 +11,7 @@ from crossdraft.lab import controller
 from crossdraft.lab.commands import ControllerPlan
 from crossdraft.lab.controller import ALL, ControllerBenchmark, ControllerConditions, Curve, compared, covering, summary
 from crossdraft.lab.harness import Timed
-from crossdraft.lab.services import Served
-from crossdraft.lab.workload import WITHOUT_DRAFTER
+from crossdraft.lab.workload import WITHOUT_DRAFTER, Served
 from tests.cli.conftest import Cli
 from tests.lab.conftest import Measure, figures
 

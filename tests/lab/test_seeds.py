@@ -1,7 +1,9 @@
 """The tables of the pages about the papers: their stamps, the limit, and what they are counted from."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from runpy import run_path
 from subprocess import CalledProcessError
@@ -13,17 +15,23 @@ from scipy.optimize import linprog
 
 from crossdraft.cli.measuring import Setting, repeats
 from crossdraft.drafter.drafting import Tip
+from crossdraft.drafter.scoring import SortedDistribution, VocabularyIndex
 from crossdraft.drafter.tree_drafting import Node
-from crossdraft.lab import stamps
-from crossdraft.lab.acceptance import cell_of, per_pass
+from crossdraft.engine.distributions import narrowed
+from crossdraft.lab import seeds, stamps
+from crossdraft.lab.acceptance import cell_of, per_pass, without_repeats
 from crossdraft.lab.commands import SeedsPlan
 from crossdraft.lab.limit import Text, first_token, tokens_per_pass
-from crossdraft.lab.seeds import TABLES, ByLayer, Seeds
+from crossdraft.lab.seeds import TABLES, ByLayer, Seeds, SeedTable, forwards_of
 from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.report import Pieces
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
+from tests.tables import pseudo_distribution
 from tests.verification.enumerating import distribution_of
 from tests.verification.toys import NAMED, Setup, Toy
+from tests.vocabularies import toy_vocabulary
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -55,13 +63,8 @@ def test_a_table_whose_weights_have_changed_is_named(tmp_path: Path) -> None:
 
 
 def transported(targets: dict[tuple[str, ...], float], drafts: dict[str, float]) -> float:
-    """Max E[tokens within the draft's text] over all couplings, by linear programming.
-
-    Args:
-        targets: probability by the letters of an output's tokens; none ends within a draft.
-        drafts: probability by text.
-    """
-
+    """Max E[tokens within the draft's text] over all couplings, by linear programming. `targets`: chances of outputs by
+    their tokens' letters, none of which ends within a draft. `drafts`: of texts."""
     gains = np.array([[_within(tokens, text) for text in drafts] for tokens in targets])
     rows, columns = gains.shape
     sums = [sparse.kron(sparse.eye(rows), np.ones((1, columns))), sparse.kron(np.ones((1, rows)), sparse.eye(columns))]
@@ -94,15 +97,12 @@ def laws(toy: Toy, k: int) -> tuple[dict[tuple[str, ...], float], dict[str, floa
 
 
 def laws_of_drafts(toy: Toy, k: int) -> dict[str, float]:
-    from tests.tables import pseudo_distribution
-
     found = {NOTHING: 1.0}
     for _ in range(k):
         longer: dict[Letters, float] = {}
         for text, mass in found.items():
-            for letters, chance in zip(
-                toy.drafter, pseudo_distribution("drafter", text, len(toy.drafter)), strict=True
-            ):
+            chances = pseudo_distribution("drafter", text, len(toy.drafter))
+            for letters, chance in zip(toy.drafter, chances, strict=True):
                 whole = Letters(text + letters)
                 longer[whole] = longer.get(whole, 0.0) + mass * float(chance)
         found = longer
@@ -128,7 +128,6 @@ def test_no_exact_method_accepts_more_than_optimal_transport(name: str) -> None:
 
 def accepted(setup: Setup) -> float:
     """Tokens of the first round that lie within the draft, in expectation."""
-    from crossdraft.types.statistics import Kind
 
     def run(chooser: object) -> int:
         kinds = [(one.epoch, one.kind) for one in setup.emitted(chooser)]  # type: ignore[arg-type]
@@ -152,10 +151,65 @@ def test_a_bound_of_rounds_by_what_was_drawn() -> None:
     assert tokens_per_pass([text, text], chances, drafts=2)[0] == pytest.approx(1 + (1 + 1 + 1 + 0) / 2)
 
 
+def test_forwards_with_cut_rows_are_those_of_all_sequences_that_the_rows_have() -> None:
+    """ψ of Figure 1, by trying every sequence of draft tokens."""
+    letters = [Letters(text) for text in ("a", "b", "aa", "ab", "ba", "aba", "bb")]
+    index, word = VocabularyIndex(toy_vocabulary(letters)), Letters("ababba")
+
+    def rows(cut: int) -> Callable[[list[tuple[int, ...]]], list[SortedDistribution]]:
+        def after(path: tuple[int, ...]) -> SortedDistribution:
+            kept = narrowed(np.arange(len(letters)), pseudo_distribution("drafter", path, len(letters)), cut)
+            return SortedDistribution.of(*kept, index)
+
+        return lambda paths: [after(path) for path in paths]
+
+    every = (path for size in range(len(word)) for path in product(range(len(letters)), repeat=size))
+    texts = {path: "".join(letters[token] for token in path) for path in every}
+    paths = [path for path, text in texts.items() if word.startswith(text) and text != word]
+
+    def drawn(cut: int, path: tuple[int, ...]) -> bool:
+        return all(rows(cut)([path[:at]])[0].weight(int(index.places[token])) for at, token in enumerate(path))
+
+    found = [forwards_of([word], index, rows(cut)) for cut in (1, 2, 3, 7)]
+    assert found == [sum(drawn(cut, path) for path in paths) for cut in (1, 2, 3, 7)]
+    assert found[-1] == Pieces(letters).compositions(word).forwards > found[1]
+
+
+def test_a_run_shows_what_it_has_written_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def made(bench: Seeds) -> str:
+        return "| new |"
+
+    monkeypatch.setitem(TABLES, "some", SeedTable("some", "page.md", ("target",), made))
+    page = _written(tmp_path / "page.md", "<!-- bench seeds some: none -->\n<!-- end -->\n")
+    Seeds(SeedsPlan(only=("some",), docs=tmp_path, work=tmp_path)).run()
+    assert "| new |" in page.read_text()
+    assert f"| new |\n\n\nWritten into {page}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kept", [1, 7, 60])
+def test_first_order_rdk_is_tli_within_its_bound_and_the_matrix_is_that_of_the_logits_covariance(kept: int) -> None:
+    p, q, orders = seeds.synthetic_pair(60, np.random.default_rng(kept))
+    assert np.sort(p)[-15:].sum() == pytest.approx(0.958)
+    ids = orders["at random"][:kept]
+    masked, own, third, _, moved, _, theta, spread = seeds.redistributed(p, q, ids, [0.05])
+    assert moved <= 3 * theta / 60
+    assert abs(third - own) <= 1.5 * theta / 60
+    assert masked <= own
+    rows = np.exp((np.diag(p) - np.outer(p, p)) / 0.05)[ids]
+    drafted = q[ids] / q[ids].sum() @ (rows / rows.sum(1, keepdims=True))
+    assert spread == pytest.approx(np.minimum(p, drafted).sum())
+
+
 def test_outputs_that_repeat_themselves() -> None:
-    assert repeats([1, 2, 3, 4] * 8)
-    assert not repeats(list(range(32)))
-    assert not repeats([])
+    assert [*map(repeats, ([1, 2, 3, 4] * 8, list(range(32)), []))] == [True, False, False]
+    setting = Setting("slem", "b", 0.0, 5)
+    assert without_repeats(cell_of(setting, [(figures(tokens=4, passes=2), True)])) == "none (1)"
+
+
+def test_kinds_without_a_prompt_are_left_out() -> None:
+    assert all(seeds.prompts_by_kind(1).values())
 
 
 VOCABULARIES = run_path(str(DOCS.parent / ".ci/vocabularies.py"))

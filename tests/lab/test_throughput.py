@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from crossdraft.cli.running import UsageError
+from crossdraft.cli.running import CommandFailed, UsageError
 from crossdraft.client import SamplingOptions
+from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.lab import throughput
 from crossdraft.lab.commands import BOUND, ThroughputPlan
 from crossdraft.lab.outputs import Output
 from crossdraft.lab.throughput import (
     ONE_BY_ONE,
+    AssistedGeneration,
     RunResult,
     Theirs,
     Throughput,
@@ -28,9 +31,9 @@ from crossdraft.lab.throughput import (
     prompts_of,
     streaming,
 )
-from crossdraft.lab.transformers_peer import AssistedGeneration
 from crossdraft.serving.models import Servers, serving
 from tests.lab.conftest import PROMPTS, Measure, figures
+from tests.lab.test_models import IDS, greedy
 
 
 def made(*moments: float, asked: float = 0.0, **counted: float) -> Output:
@@ -225,6 +228,30 @@ def test_outputs_over_models_in_this_process(
     assert (target.address, drafter.address) == (target.here, drafter.here)  # there is no port
     assert len(bound) == 2
     assert all(len(cores) == 1 for cores in bound.values())
+
+
+def test_assisted_generation_tells_when_tokens_came() -> None:
+    pair = AssistedGeneration("bundled:target", "bundled:drafter-b")
+    (made,) = pair.outputs([IDS[0]], 6, 2, 0.0)
+    assert made.ids == greedy(load_model(LoadOptions("bundled:target", "float32")).model, IDS[0], 6)
+    assert len(made.moments) == 6
+    assert [made.asked, *made.moments] == sorted([made.asked, *made.moments])
+
+
+def test_sampled_outputs_are_target_ids_and_differ() -> None:
+    torch.manual_seed(1)
+    pair = AssistedGeneration("bundled:target", "bundled:drafter-b")
+    found = [one.ids for one in pair.outputs([IDS[0]] * 8, 3, 2, 1.0)]
+    assert {len(ids) for ids in found} == {3}
+    assert all(0 <= token < 4096 for ids in found for token in ids)
+    assert len(set(found)) > 2
+
+
+async def test_what_transformers_cannot_do_is_said() -> None:
+    pair = AssistedGeneration("bundled:target", "bundled:drafter-c")
+    way = Theirs(pair, 1, bound=False, options=SamplingOptions(1.0))
+    with pytest.raises(CommandFailed, match="transformers failed: "):
+        await way.run([IDS[0]], 3, 1, SamplingOptions(1.0))
 
 
 @pytest.mark.full

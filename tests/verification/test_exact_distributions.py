@@ -11,7 +11,7 @@ import pytest
 from crossdraft.text.grammar import Grammar, GrammarCompiler, GrammarMatcher
 from crossdraft.text.letters import Letters, Side
 from crossdraft.types.messages import Pass, PassDone, SamplingOptions
-from crossdraft.types.rows import Row
+from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
 from crossdraft.verification.chooser import Chooser
@@ -224,6 +224,29 @@ def _broken(ground: Ground, acceptance: Callable[[float, float], float], *, resi
         yield Emit(token, Kind.ACCEPTED)
         offset += len(ground.pair.target.letters[token])
     yield from rejection.walk(replace(ground, offset=offset))
+
+
+# A drafter that reads the target's hidden states: what it drafts depends on the passes that were made, too.
+
+
+@pytest.mark.parametrize("nodes", [0, full(12)])
+@pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
+def test_drafters_that_read_hidden_states(method: Method, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(SAME if method is STANDARD else NESTED, method, 1, 4, nodes=nodes, states=True)
+    assert error(setup) < EXACT
+    told, propose = [], ToyDrafter.propose
+
+    def without_states(drafter: ToyDrafter) -> DraftToken:
+        """With the row that it would have drawn from if it had not been told any."""
+        drawn, states, drafter.told = propose(drafter), drafter.told, {}
+        before = Letters(drafter.text[: -len(drafter.spelled(drawn))])
+        row, drafter.told = drafter.distribution(before), states
+        told.append(states)
+        return replace(drawn, row=row)
+
+    monkeypatch.setattr(ToyDrafter, "propose", without_states)
+    assert bias(setup) > 0.001
+    assert any(told)
 
 
 # Several tokens at a node: beside the draft tokens of a chain the pass has others that the drafter's row gives, and

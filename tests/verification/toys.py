@@ -131,10 +131,11 @@ class Setup:
     ignore_end: bool = False
     nodes: int = 0  # of a draft tree; 0: a chain
     options: SamplingOptions | None = None  # set: what the target applies to its logits, besides the temperature
+    states: bool = False  # the drafter reads the target's hidden states
 
     def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
         made = ToyTarget if self.options is None else partial(OptionedTarget, options=self.options)
-        return made(len(self.toy.target), self.head, chooser, self.temperature)
+        return made(len(self.toy.target), self.head, chooser, self.temperature, states=self.states)
 
     def run(self, chooser: EnumeratingChooser) -> tuple[int, ...]:
         """The output of one session, all of whose random choices are the chooser's."""

@@ -31,6 +31,7 @@ ROUNDS = (
     "draft tokens; where a method asks for them q: the drafter's probability, p: the target's; where it judges by "
     "whole tokens chance: of being accepted, min(1, p/q), of several that are decided together all of them"
 )
+UNDRAFTED = "none was judged (with a drafter and --overlap off each round has some)"
 DECISIONS = 8  # of an output, at its beginning and at its end, that are explained
 POSITIONS = 8  # of a round, for which acceptance is shown
 MEANINGS = {  # of rows of figures
@@ -85,7 +86,7 @@ class TextScreen:
         judged = sorted((span for span in spans if span.what is What.JUDGED), key=lambda one: one.begin)
         epochs = groupby(judged, lambda one: one.epoch)
         lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
-        self.notes.print(Text("\n".join([ROUNDS, *lines])), soft_wrap=True)
+        self.notes.print(Text("\n".join([ROUNDS, *(lines or [UNDRAFTED])])), soft_wrap=True)
 
     def _write(self, text: str, style: Style) -> None:
         # As a segment, because a rich Text would widen tabs and drop carriage returns.

@@ -1,10 +1,10 @@
 """`crossdraft bench acceptance`: tokens per pass of methods and drafters over many prompts."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import sqrt
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from crossdraft.cli.prompts import by_category
 from crossdraft.cli.running import ProgressCounter, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, Statistics
 from crossdraft.lab.commands import AcceptancePlan
+from crossdraft.lab.harness import optional
 from crossdraft.lab.workload import SETTING, Prompted, gathered, pipelines_of, settings_of
 
 
@@ -44,8 +45,8 @@ def cell_of(setting: Setting, made: Sequence[tuple[Statistics, bool]], seconds: 
     The standard error is that of a ratio of sums, to first order: with r the ratio and n prompts, the residuals
     tokens − r·passes have mean 0, and the error is √(n/(n−1) Σ residual²) / Σ passes; 0 for one prompt.
     """
-    total, count = total_of([one for one, _ in made]), len(made)
-    others = [one for one, repeats_ in made if not repeats_]
+    total, count = total_of([figure for figure, _ in made]), len(made)
+    others = [figure for figure, repeats_ in made if not repeats_]
     squares = sum((figure.tokens - total.tokens_per_pass * figure.passes) ** 2 for figure, _ in made)
     return MeasuredSetting(
         **asdict(setting),
@@ -72,7 +73,7 @@ def per_pass(cell: MeasuredSetting) -> str:
 
 
 def without_repeats(cell: MeasuredSetting) -> str:
-    return f"{cell.without_repeats:.2f} ({cell.repeating})"
+    return f"{optional(cell.without_repeats or None, '.2f') or 'none'} ({cell.repeating})"
 
 
 class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
@@ -143,20 +144,20 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
         return replace(cell_of(setting, found, time.monotonic() - began), kinds=kinds)
 
     def report(self, results: Sequence[MeasuredSetting | Skipped]) -> Iterator[Table | str]:
-        cells = [one for one in results if isinstance(one, MeasuredSetting)]
+        cells = [result for result in results if isinstance(result, MeasuredSetting)]
         yield Table.of(cells, self.columns, "Tokens per pass")
         places = max((len(cell.acceptance_at) for cell in cells), default=0)
-        at = {str(place + 1): _accepted_at(place) for place in range(places)}
+        at: Columns = {str(place + 1): partial(_accepted_at, place) for place in range(places)}
         yield Table.of(cells, {**SETTING, **at}, "Accepted by place in a round, of the draft tokens judged there")
-        kinds = {kind: _of_kind(kind) for cell in cells[:1] for kind in cell.kinds}
+        kinds = {kind: partial(_of_kind, kind) for cell in cells[:1] for kind in cell.kinds}
         if kinds:
             yield Table.of(cells, {**SETTING, **kinds}, "Tokens per pass by kind of prompt; without repeats")
-        yield from (str(one) for one in results if isinstance(one, Skipped))
+        yield from (str(result) for result in results if isinstance(result, Skipped))
 
 
-def _accepted_at(place: int) -> Callable[[MeasuredSetting], str]:
-    return lambda cell: f"{cell.acceptance_at[place]:.1%}" if place < len(cell.acceptance_at) else ""
+def _accepted_at(place: int, cell: MeasuredSetting) -> str:
+    return f"{cell.acceptance_at[place]:.1%}" if place < len(cell.acceptance_at) else ""
 
 
-def _of_kind(kind: str) -> Callable[[MeasuredSetting], str]:
-    return lambda cell: f"{per_pass(cell.kinds[kind])}; {without_repeats(cell.kinds[kind])}"
+def _of_kind(kind: str, cell: MeasuredSetting) -> str:
+    return f"{per_pass(cell.kinds[kind])}; {without_repeats(cell.kinds[kind])}"

@@ -5,7 +5,7 @@ imported when it runs: `--help` shall not wait for torch.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -14,11 +14,10 @@ import typer
 from typer import Option
 
 from crossdraft.cli import commands as command_line
-from crossdraft.config.commands import DEFAULT_DRAFTER
+from crossdraft.config.commands import DEFAULT_DRAFTER, ModelNames, ServerKey
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import METHODS
-from crossdraft.lab.loadtest.plan import LoadPlan
 
 # Of models that have a core each; prompts are not reused.
 BOUND = EngineOptions(dtype="float32", device="cpu", cache_mib=512, threads=1, enable_prefix_caching=False)
@@ -43,13 +42,7 @@ Planned = TypeVar("Planned")
 
 
 def command(name: str, benchmark: str, group: typer.Typer = app) -> Callable[[type[Planned]], type[Planned]]:
-    """Makes a plan a command.
-
-    Args:
-        name: of the command.
-        benchmark: MODULE.CLASS in this package, made of the plan that the options say.
-        group: where it is added.
-    """
+    """Makes a plan a command of `group`. `benchmark`: MODULE.CLASS here, made of the plan that the options say."""
 
     def register(plan: type[Planned]) -> type[Planned]:
         def run(given: Planned, files: Files) -> None:
@@ -172,6 +165,62 @@ class ThroughputPlan(PromptsPlan):
     method: str | None = option(None, "By default the best for the temperature.")
     assisted_threads: tuple[int, ...] = option((1,), f"Threads of transformers; {COMMAS}.", min=1)
     engine: EngineOptions = BOUND
+
+
+# Load.
+
+PACE = "A {} over n tokens takes at least A + B n ms."
+TO_START = "{} to start: a folder, a hub id, or bundled:NAME."
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedServices:
+    """What is started where no URL is given."""
+
+    delay_ms: tuple[float, ...] = option(
+        (), f"One-way delay to the drafter, emulated; {COMMAS}: in turn.", min=0, max=60_000, metavar="MS"
+    )
+    target_model: str = option(ModelNames.target, TO_START.format("Target"))
+    drafter_model: str = option(ModelNames.drafter, TO_START.format("Drafter"))
+    pace_target: str | None = option(None, PACE.format("pass of the target"), metavar="A,B")
+    pace_drafter: str | None = option(None, PACE.format("step of the drafter"), metavar="A,B")
+    engine: EngineOptions = STARTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPlan(ServerKey):
+    """Measure latency and throughput under load. Also measures acceptance, and where time goes between services.
+
+    Without --url it starts services and an HTTP server, and ends them afterwards.
+    """
+
+    url: str = option("", "A server of crossdraft's to test, such as http://127.0.0.1:8000.")
+    services: StartedServices = field(default_factory=StartedServices)
+    clients: int = option(2, "Clients that each wait for a reply before the next request.", min=1)
+    requests: int = option(24, "Requests for each delay.", min=1)
+    warm_up: int = option(2, "Requests before the measured ones, as warm-up.", min=0)
+    timeout: float = option(120.0, "Seconds after which a request counts as failed.", min=0.001, max=86_400)
+    seed: int = option(0, "Random seed of outputs, if --method takes one.", min=0, max=2**32 - 1)
+    prompts: Path | None = option(
+        None, "JSON lines with `text`, `turns` or `messages`; by default 36 bundled prompts.", metavar="FILE"
+    )
+    chat: bool = option(
+        False, "Send them to /v1/chat/completions. A model with a chat template may end a text that is no chat at once."
+    )
+    max_tokens: int = option(64, "Max tokens to generate.", min=1)
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.", min=0)
+    method: str | None = option(None, "By default the server chooses.")
+    model: str = option("", "Model of the server; by default its only one.", metavar="NAME")
+    use_drafter: str | None = option(None, "Drafter of the server, or none; by default the fastest.", metavar="NAME")
+    ignore_eos: bool = option(False, "Go on after the end-of-sequence token, up to --max-tokens.")
+    num_speculative_tokens: int | None = option(
+        None,
+        "Have the server draft in lock-step rounds of so many tokens; by default it decides.",
+        "--num-speculative-tokens",
+        "-k",
+        min=1,
+        max=64,
+    )
 
 
 def add_to(group: typer.Typer) -> None:

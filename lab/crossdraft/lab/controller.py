@@ -31,8 +31,7 @@ from crossdraft.lab.commands import ControllerPlan
 from crossdraft.lab.emulation.steps import Emulation, Pace
 from crossdraft.lab.harness import Benchmark, Ratio, Timed, drafts_accepted, in_turns, optional, speed_of, speed_ratio
 from crossdraft.lab.models import write_free
-from crossdraft.lab.services import Distant, Served, service
-from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, request_of, sampled
+from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, Distant, Served, request_of, sampled, service
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
@@ -76,8 +75,8 @@ def compared(
     """Sums up; samples at the same place are of the same prompts, `first` is auto's before them."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
-    figures = {choice: [one.figures for one in samples if one.figures] for choice, samples in found.items()}
-    judged = [one for figured in figures.values() for one in figured if one.judged_at]
+    figures = {choice: [sample.figures for sample in samples if sample.figures] for choice, samples in found.items()}
+    judged = [run for figured in figures.values() for run in figured if run.judged_at]
     return Compared(
         conditions,
         speeds,
@@ -86,27 +85,27 @@ def compared(
         _ratio(found[AUTO], found[WITHOUT_DRAFTER]),
         drafts_accepted(total_of(judged)) if judged else None,
         total_of(figures[AUTO]).tokens_per_pass if figures[AUTO] else None,
-        sum(one.drafters_lost for figured in figures.values() for one in figured),
+        sum(run.drafters_lost for figured in figures.values() for run in figured),
         None if first is None else speed_of([first]),
     )
 
 
 def _ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio | None:
-    return speed_ratio(ours, others) if all(one.tokens for one in others) else None
+    return speed_ratio(ours, others) if all(sample.tokens for sample in others) else None
 
 
 def summary(results: Sequence[Compared]) -> str:
     """How near auto comes to the others."""
     parts = [
-        f"at least {limit:g} of {name} in {sum(one.value >= limit for one in ratios)} of {len(ratios)} "
-        f"({np.mean([one.value >= limit for one in ratios]):.0%}), least {min(one.value for one in ratios):.2f}"
+        f"at least {limit:g} of {name} in {sum(ratio.value >= limit for ratio in ratios)} of {len(ratios)} "
+        f"({np.mean([ratio.value >= limit for ratio in ratios]):.0%}), least {min(ratio.value for ratio in ratios):.2f}"
         for name, limit, ratios in (
-            ("the best fixed choice", NEAR_BEST, [one.to_best for one in results if one.to_best is not None]),
-            ("no drafter", AS_WITHOUT, [one.to_none for one in results if one.to_none is not None]),
+            ("the best fixed choice", NEAR_BEST, [result.to_best for result in results if result.to_best is not None]),
+            ("no drafter", AS_WITHOUT, [result.to_none for result in results if result.to_none is not None]),
         )
         if ratios
     ]
-    lows = [one.to_none.low > SURELY_AS_WITHOUT for one in results if one.to_none is not None]
+    lows = [result.to_none.low > SURELY_AS_WITHOUT for result in results if result.to_none is not None]
     surely = f", lower end of the interval above {SURELY_AS_WITHOUT:g} in {sum(lows)} of {len(lows)}" if lows else ""
     return f"auto is {'; '.join(parts)}{surely}"
 
@@ -119,11 +118,11 @@ def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
     Greedy: the next one is the one in which most meet that have not yet.
     """
-    met = {one: [set(combinations(enumerate(one), size)) for size in (2, 3)] for one in product(*dimensions)}
+    met = {cell: [set(combinations(enumerate(cell), size)) for size in (2, 3)] for cell in product(*dimensions)}
     left = [set[Any]().union(*(groups[place] for groups in met.values())) for place in range(2)]
     found = []
     while any(left):
-        best = max(met, key=lambda one: [len(new & wanted) for new, wanted in zip(met[one], left, strict=True)])
+        best = max(met, key=lambda cell: [len(new & wanted) for new, wanted in zip(met[cell], left, strict=True)])
         for new, wanted in zip(met[best], left, strict=True):
             wanted -= new
         found.append(best)
@@ -267,21 +266,21 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
     runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
     title: ClassVar[str] = "Tokens a second, and auto's speed as a ratio [95 %]"
     columns: ClassVar[Columns] = {
-        "method": lambda one: f"{one.conditions.method}, T = {one.conditions.temperature:g}",
-        "outputs": lambda one: one.conditions.outputs,
-        "pass, ms": lambda one: f"{one.conditions.pass_ms:g}",
-        "trip, ms": lambda one: f"{one.conditions.trip_ms:g}",
-        "wanted": lambda one: f"{one.conditions.acceptance:.0%}",
-        "accepted": lambda one: optional(one.accepted, ".0%"),
-        WITHOUT_DRAFTER: lambda one: f"{one.speeds[WITHOUT_DRAFTER]:,.1f}",
-        AUTO: lambda one: f"{one.speeds[AUTO]:,.1f}",
-        "at first": lambda one: optional(one.at_first, ",.1f"),
-        "best fixed": lambda one: f"{one.speeds[one.best]:,.1f}",
-        "choice": lambda one: one.best,
-        "auto / best": lambda one: one.to_best or "",
-        "auto / no drafter": lambda one: one.to_none or "",
-        "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
-        "lost": lambda one: one.lost or "",
+        "method": lambda cell: f"{cell.conditions.method}, T = {cell.conditions.temperature:g}",
+        "outputs": lambda cell: cell.conditions.outputs,
+        "pass, ms": lambda cell: f"{cell.conditions.pass_ms:g}",
+        "trip, ms": lambda cell: f"{cell.conditions.trip_ms:g}",
+        "wanted": lambda cell: f"{cell.conditions.acceptance:.0%}",
+        "accepted": lambda cell: optional(cell.accepted, ".0%"),
+        WITHOUT_DRAFTER: lambda cell: f"{cell.speeds[WITHOUT_DRAFTER]:,.1f}",
+        AUTO: lambda cell: f"{cell.speeds[AUTO]:,.1f}",
+        "at first": lambda cell: optional(cell.at_first, ",.1f"),
+        "best fixed": lambda cell: f"{cell.speeds[cell.best]:,.1f}",
+        "choice": lambda cell: cell.best,
+        "auto / best": lambda cell: cell.to_best or "",
+        "auto / no drafter": lambda cell: cell.to_none or "",
+        "tokens/pass": lambda cell: optional(cell.tokens_per_pass, ".2f"),
+        "lost": lambda cell: cell.lost or "",
     }
 
     @cached_property
@@ -291,7 +290,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         dimensions = plan.outputs, plan.acceptance, plan.pass_ms, plan.trip_ms, plan.methods
         cells = covering(dimensions)
         if plan.all_cells:
-            cells += [one for one in product(*dimensions) if one not in cells]
+            cells += [cell for cell in product(*dimensions) if cell not in cells]
         return [
             ControllerConditions(method, temperature_of(method), outputs, acceptance, pass_ms, trip_ms)
             for outputs, acceptance, pass_ms, trip_ms, method in cells[: plan.cells]
@@ -312,7 +311,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             folder = stack.enter_context(TemporaryDirectory())
             await asyncio.to_thread(write_free, Path(folder))
             advance(0, "calibrating")
-            curves = await calibrated(folder, sorted({one.method for one in self.comparisons}))
+            curves = await calibrated(folder, sorted({given.method for given in self.comparisons}))
             floor = Floor(self.plan, folder, curves, stack)
             for given in self.comparisons:
                 advance(0, f"{given.method}, {given.outputs} at once")

@@ -69,12 +69,8 @@ class Benchmark(ABC, Generic[Planned, Result]):
 
     @abstractmethod
     def measure(self, advance: ProgressCounter) -> AsyncGenerator[Result, None]:
-        """The results, one after the other.
-
-        Raises:
-            UsageError: the pair of models cannot do what is asked.
-            CommandFailed: a service does not start or fails.
-        """
+        """The results, one after the other. Raises UsageError: the pair of models cannot do what is asked;
+        CommandFailed: a service does not start or fails."""
 
     def report(self, results: Sequence[Result]) -> Iterator[Table | str]:
         """The tables, and notes between them."""
@@ -84,12 +80,8 @@ class Benchmark(ABC, Generic[Planned, Result]):
         """After everything was written; raises CommandFailed if what was found is a failure."""
 
     def run(self, json_path: Path | None = None, markdown_path: Path | None = None) -> None:
-        """Measures; tables on stdout, and in files if paths are given.
-
-        Raises:
-            UsageError: a value is out of its range, or a file cannot be written.
-            CommandFailed: a service does not start or fails.
-        """
+        """Measures; tables on stdout, and in files if paths are given. Raises UsageError: a value is out of its range,
+        or a file cannot be written; CommandFailed: a service does not start or fails."""
         for path in (json_path, markdown_path):
             if path is not None:
                 check_output(path)
@@ -124,7 +116,7 @@ class Benchmark(ABC, Generic[Planned, Result]):
     def _write(self, results: Sequence[Result], json_path: Path | None, markdown_path: Path | None) -> None:
         if json_path is not None:
             about = {"begun": self.begun, "software": software(), "cores": len(os.sched_getaffinity(0))}
-            record = {**about, "plan": self.described(), "results": [asdict(one) for one in results]}  # type: ignore[call-overload]
+            record = {**about, "plan": self.described(), "results": [asdict(result) for result in results]}  # type: ignore[call-overload]
             write_text(json_path, json.dumps(record, indent=1, default=str) + "\n")
         if markdown_path is not None:
             write_text(markdown_path, self._markdown(results))
@@ -140,11 +132,11 @@ async def in_turns(
 
     Each turn begins one further on, so that none of them always comes after the same one.
     """
-    found: dict[Configuration, list[Result]] = {one: [] for one in configurations}
+    found: dict[Configuration, list[Result]] = {configuration: [] for configuration in configurations}
     for turn in range(turns):
         for place in range(turn, turn + len(configurations)):
-            one = configurations[place % len(configurations)]
-            found[one].append(await run(one, turn))
+            configuration = configurations[place % len(configurations)]
+            found[configuration].append(await run(configuration, turn))
     return found
 
 

@@ -1,19 +1,9 @@
 """How much any exact method could accept with a drafter: optimal transport between the drafts' distribution and the
-target's.
+target's, as docs/what-is-left.md explains it; tests solve the linear program for small vocabularies.
 
-A round of an exact method draws a draft from the drafter and an output from the target, jointly: it is a coupling of
-the two. Of the output, the tokens that the draft's text has are accepted, and one more is emitted. So what a round
-emits is at most 1 + max E[tokens of the output that lie within the draft's text], over all couplings, whatever a method
-knows: a linear program, which tests solve for small vocabularies. A pass that judges several drafts is the same with
-several texts.
-
-One target token alone: which couplings allow it is a tree, since the texts that begin with a token are a subtree of
-those that begin with a shorter one. Tokens are served from the longest on (`first_token`).
-
-Several: the expectation is the sum over target sequences u of P(output and draft both begin with u), which is at most
-min(P(u), G(u)), G(u) being the probability that a draft's text begins with that of u. So it is at most
-E[sum over j of min(1, G(u_1 … u_j) / P(u_1 … u_j))], u drawn from the target (`tokens_per_pass`). It is the limit
-itself where no target token begins another one; else it is above it.
+`first_token`, of one target token, is the optimum: the texts that begin with a token are a subtree of those that begin
+with a shorter one, so tokens are served from the longest on. `tokens_per_pass`, of several, is a bound: 1 + E[sum over
+j of min(1, G(u_1 … u_j) / P(u_1 … u_j))], u drawn from the target, G the probability that a draft's text begins so.
 """
 
 from bisect import bisect_left
@@ -27,6 +17,7 @@ import torch
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.session.models import tokenization_of
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, Side
+from crossdraft.text.vocabulary import Trie
 from crossdraft.types.rows import Probabilities
 
 TOGETHER = 32  # contexts
@@ -58,12 +49,8 @@ class Reader:
         self.vocabulary = self.tokenization.vocabulary
 
     @cached_property
-    def order(self) -> list[int]:
-        return sorted(range(self.vocabulary.size), key=self.vocabulary.letters.__getitem__)
-
-    @cached_property
-    def strings(self) -> list[Letters]:
-        return [self.vocabulary.letters[token] for token in self.order]
+    def trie(self) -> Trie:
+        return Trie(self.vocabulary)
 
     def logits(self, contexts: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """After each of these ids, float64 (n, V)."""
@@ -79,11 +66,6 @@ class Reader:
         ends = torch.tensor([len(ids) - 1 for ids in contexts])
         found: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(contexts)), ends]).double()
         return found
-
-    def span(self, beginning: Letters) -> tuple[int, int]:
-        """The places in `order`, first and behind the last, of the tokens that begin so."""
-        first = bisect_left(self.strings, beginning)
-        return first, bisect_left(self.strings, beginning + AFTER_ALL, first)
 
     def rows(self, contexts: Sequence[tuple[int, ...]]) -> Probabilities:
         """The distributions after each of these ids, float64 (n, V)."""
@@ -122,7 +104,7 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
     The drafter's row after a text is taken to be that after the text as its tokenizer writes it, however the draft came
     to it.
     """
-    whole, order = text.ends[-1], drafter.order
+    whole, order = text.ends[-1], drafter.trie.order
     rows = drafter.rows([drafter.ids(Letters(text.context + whole[:place])) for place in range(len(whole))])
     ways = np.zeros((len(whole) + 1, k + 1))  # by letters and draft tokens
     ways[0, 0] = 1.0
@@ -134,7 +116,7 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
         reached = np.cumsum(ways[place, :k])
         for number, beginning in enumerate(text.ends):
             if len(beginning) > place:
-                first, end = drafter.span(Letters(beginning[place:]))
+                first, end = drafter.trie.span(Letters(beginning[place:]))
                 found[:, number] += reached * (sums[end] - sums[first])
         for end in range(place + 1, min(len(whole), place + drafter.vocabulary.longest) + 1):
             tokens = drafter.vocabulary.ids_of(Letters(whole[place:end]))
@@ -143,14 +125,9 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
 
 
 def tokens_per_pass(texts: Sequence[Text], chances: Sequence[Probabilities], drafts: int = 1) -> tuple[float, float]:
-    """The bound of a round with so many drafts, however they are chosen, and its standard error.
-
-    Args:
-        texts: from the target.
-        chances: P(a draft's text begins with each of the text's ends), float64 (n,).
-        drafts: that a pass judges.
-    """
-    terms = [np.minimum(1.0, drafts * g / np.array(one.chances)).sum() for one, g in zip(texts, chances, strict=True)]
+    """The bound of a round with so many drafts, however they are chosen, and its standard error. `texts`: from the
+    target. `chances`: P(a draft's text begins with each of the text's ends), float64 (n,)."""
+    terms = [np.minimum(1.0, drafts * g / np.array(text.chances)).sum() for text, g in zip(texts, chances, strict=True)]
     return 1 + float(np.mean(terms)), float(np.std(terms, ddof=1) / len(terms) ** 0.5)
 
 
@@ -163,7 +140,7 @@ def texts_of(
     following: list[tuple[Letters, tuple[int, ...], float]] = [(NOTHING, (), 1.0)]
     left = 0.0
     for depth in range(k):
-        heavy = [one for one in following if one[2] > OPEN or not depth]
+        heavy = [node for node in following if node[2] > OPEN or not depth]
         left += sum(mass for _, _, mass in following) - sum(mass for _, _, mass in heavy)
         if not heavy:
             break

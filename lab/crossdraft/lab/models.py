@@ -49,7 +49,7 @@ class Larger:
         if numbers is None:
             raise ModelLoadError(f"{name}: give {INFLATED_PREFIX}LAYERSxHIDDEN[xINTERMEDIATE][+VOCABULARY]:NAME")
         layers, hidden, *others = numbers.groups()
-        return Larger(int(layers), int(hidden), *(None if one is None else int(one) for one in others))
+        return Larger(int(layers), int(hidden), *(None if number is None else int(number) for number in others))
 
     def spelled(self, tokenizer_json: str) -> str:
         """A tokenizer with a text for every id, as real vocabularies of that size have; it encodes none of the new."""
@@ -57,7 +57,7 @@ class Larger:
         vocabulary = tokenizer["model"].get("vocab")
         if self.vocabulary is None or not isinstance(vocabulary, dict):
             return tokenizer_json
-        taken = {*vocabulary.values(), *(one["id"] for one in tokenizer.get("added_tokens", ()))}
+        taken = {*vocabulary.values(), *(token["id"] for token in tokenizer.get("added_tokens", ()))}
         vocabulary.update({f"<unused{token}>": token for token in range(self.vocabulary) if token not in taken})
         return json.dumps(tokenizer)
 
@@ -68,15 +68,8 @@ class Larger:
         square that is sqrt(h/H) times as large: its weights are multiplied by sqrt(h/H), and its epsilon by h/H. Heads
         keep their width, so that rotary angles and the scale of scores stay; new heads, new columns of the MLP and new
         layers end in output projections that are zero. New ids have rows of zeros, and a bias of the head keeps them
-        from being drawn.
-
-        Args:
-            original: the model.
-            device: where the larger one is; None: a CPU.
-
-        Raises:
-            ModelLoadError: its architecture is not Llama.
-            NumberOutOfRangeError: the shape is smaller than the model.
+        from being drawn. `device`: where it is; None: a CPU. Raises ModelLoadError: the original's architecture is not
+        Llama; NumberOutOfRangeError: the shape is smaller than it.
         """
         if not isinstance(original, LlamaForCausalLM):
             raise ModelLoadError(
@@ -150,11 +143,8 @@ def write_free(folder: Path) -> None:
     """Writes a model that costs next to nothing: one layer of width 64 with random weights, over bytes.
 
     Its logits are far apart, so that it agrees with itself under a little noise. It samples printable ASCII only: its
-    text is never cut inside of a character, with which a drafter could not go on.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    text is never cut inside of a character, with which a drafter could not go on. Raises OSError: the folder cannot be
+    written."""
     loaded = load_model(LoadOptions("bundled:drafter-c", "float32"))
     size = loaded.description.vocabulary_size
     texts = Tokenizer.from_str(loaded.description.tokenizer_json).decode_batch([[place] for place in range(size)])
@@ -219,11 +209,8 @@ def architectures() -> list[str]:
 def random_model(architecture: str, vocabulary: int, **changes: object) -> PreTrainedModel:
     """A small model of an architecture with so many ids and random weights, always the same; float32, on a CPU.
 
-    `changes` are of its configuration.
-
-    Raises:
-        ModelLoadError: transformers has no such causal language model, or none of these sizes.
-    """
+    `changes` are of its configuration. Raises ModelLoadError: transformers has no such causal language model, or none
+    of these sizes."""
     try:
         config = _small(CONFIG_MAPPING[architecture]().get_text_config(), vocabulary, changes)
         with torch.device("meta"):  # takes no memory

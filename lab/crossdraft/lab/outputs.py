@@ -82,7 +82,8 @@ class Spread:
     p99: float
 
     def __str__(self) -> str:
-        return " / ".join(f"{one:.{0 if abs(one) >= 100 else 2}f}" for one in (self.mean, self.p50, self.p90, self.p99))
+        values = self.mean, self.p50, self.p90, self.p99
+        return " / ".join(f"{value:.{0 if abs(value) >= 100 else 2}f}" for value in values)
 
     @staticmethod
     def of(seconds: Iterable[float]) -> "Spread | None":
@@ -94,13 +95,9 @@ class Spread:
 
     @staticmethod
     def of_bins(counts: Sequence[int], bounds: Sequence[float], total: float) -> "Spread":
-        """Of values that were counted by bins; quantiles are linear within a bin.
-
-        Args:
-            counts: of each bin, and last of the values above all bounds; any positive number of values in all.
-            bounds: the bins' upper bounds, ascending. Values above the last one are taken for it.
-            total: sum of the values.
-        """
+        """Of values that were counted by bins and sum up to `total`; quantiles are linear within a bin. `counts`: of
+        each bin, and last of the values above all bounds; at least one value in all. `bounds`: the bins' upper ones,
+        ascending; values above the last one are taken for it."""
         edges, filled = np.array([0.0, *bounds, bounds[-1]]), np.flatnonzero(counts)
         reached = np.cumsum(counts)[filled]
         ranks = np.stack([reached - np.take(counts, filled), reached], axis=1).ravel()
@@ -122,10 +119,10 @@ class Latencies:
 def latencies_of(outputs: Sequence[Output]) -> dict[str, Any]:
     """The fields of `Latencies`."""
     return {
-        "first_token_ms": Spread.of(one.first_token for one in outputs),
-        "per_token_ms": Spread.of(one.per_token for one in outputs if one.per_token is not None),
-        "between_chunks_ms": Spread.of(late - early for one in outputs for early, late in pairwise(one.moments)),
-        "end_to_end_ms": Spread.of(one.end_to_end for one in outputs),
+        "first_token_ms": Spread.of(output.first_token for output in outputs),
+        "per_token_ms": Spread.of(output.per_token for output in outputs if output.per_token is not None),
+        "between_chunks_ms": Spread.of(late - early for output in outputs for early, late in pairwise(output.moments)),
+        "end_to_end_ms": Spread.of(output.end_to_end for output in outputs),
     }
 
 

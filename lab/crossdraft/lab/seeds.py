@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -27,10 +28,13 @@ from crossdraft.cli.corpus import NamedTokenizer, count_tokens, make_affinity
 from crossdraft.cli.measuring import SEED, Columns, Setting, Table
 from crossdraft.cli.processes import patience
 from crossdraft.cli.running import ProgressCounter, UsageError
-from crossdraft.client import connect
+from crossdraft.client import GenerationRequest, connect
 from crossdraft.config.commands import AffinityOptions
+from crossdraft.drafter import scoring
+from crossdraft.drafter.scoring import PrefixSums, SortedDistribution, VocabularyIndex
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.drafter.tree_drafting import Node, TreeDrafting
+from crossdraft.engine.distributions import narrowed
 from crossdraft.engine.model_thread import Job
 from crossdraft.engine.sampler import TopRow
 from crossdraft.engine.served_model import ModelOptions
@@ -41,11 +45,12 @@ from crossdraft.lab.limit import Reader
 from crossdraft.lab.training.corpus import read_corpus
 from crossdraft.lab.workload import Prompted
 from crossdraft.target.service import ServeTarget, target_server
-from crossdraft.text.affinity import Probabilities, load_affinity
+from crossdraft.text.affinity import load_affinity
 from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes, is_plain, to_bytes
 from crossdraft.text.pairs import Pair
-from crossdraft.text.report import Pieces, combinations_of, compare, decoding, plain_strings, strings_of
+from crossdraft.text.report import Pieces, combinations_of, compare, decoding, plain_strings, quartiles, strings_of
+from crossdraft.types.rows import Ids, Probabilities
 from crossdraft.verification.alignment import align
 
 A, B, C, TARGET = "bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c", "bundled:target"
@@ -54,9 +59,11 @@ PAIR = ("target", "drafter-a", "drafter-b")
 REAL = "real"  # vocabularies of other models than the bundled ones
 SHORTEST = 150_000  # tokens of Table 8
 TOKENS = 24  # of a continuation
+CUT = GenerationRequest.row_width  # ids of a draft token's row
 NO_BAND = 10**6  # wider than any draft
 SHARES = "Of the tokens per pass of the line {!r}; of those beyond the one that a pass gives whatever is drafted:"
 Lines = dict[str, dict[str, Setting]]  # of a table: by line and column
+Rows = Callable[[list[tuple[int, ...]]], list[SortedDistribution]]  # after draft tokens
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class SeedTable:
     page: str
     models: tuple[str, ...]  # bundled ones, which its stamp names; or REAL
     make: "Callable[[Seeds], Awaitable[str]]"
+    text: str = ""  # what was made
     seconds: float = 0.0  # that it took
     processor: float = 0.0  # seconds of it, services included
 
@@ -106,7 +114,7 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
         """Raises UsageError if there is no such table."""
         if unknown := [name for name in self.plan.only if name not in TABLES]:
             raise UsageError(f"there is no table {unknown[0]}: there are {', '.join(TABLES)}")
-        return [one for name, one in TABLES.items() if name in (self.plan.only or TABLES)]
+        return [made for name, made in TABLES.items() if name in (self.plan.only or TABLES)]
 
     @property
     def total(self) -> int:
@@ -114,23 +122,30 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
 
     def check(self) -> None:
         super().check()
-        for one in self.wanted:
-            if not (self.plan.docs / one.page).is_file():
-                raise UsageError(f"there is no {self.plan.docs / one.page}: run this in a checkout, or give --docs")
+        for made in self.wanted:
+            if not (self.plan.docs / made.page).is_file():
+                raise UsageError(f"there is no {self.plan.docs / made.page}: run this in a checkout, or give --docs")
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[SeedTable, None]:
-        for one in self.wanted:
-            advance(0, one.name)
+        for made in self.wanted:
+            advance(0, made.name)
             began, before = time.monotonic(), sum(os.times()[:4])  # with those of processes that have ended
-            self._into_page(one, await one.make(self))
+            text = (await made.make(self)).strip()
+            self._into_page(made, text)
             advance()
-            yield replace(one, seconds=time.monotonic() - began, processor=sum(os.times()[:4]) - before)
+            took = sum(os.times()[:4]) - before
+            yield replace(made, text=text, seconds=time.monotonic() - began, processor=took)
+
+    def report(self, results: Sequence[SeedTable]) -> Iterator[Table | str]:
+        yield from super().report(results)
+        yield from (f"{made.name}:\n\n{made.text}\n" for made in results)
+        yield f"Written into {', '.join(sorted({str(self.plan.docs / made.page) for made in results}))}"
 
     def _into_page(self, made: SeedTable, text: str) -> None:
         path = self.plan.docs / made.page
         real = sorted(self.plan.vocabularies.iterdir()) if REAL in made.models else ()
-        bundled = [one for one in made.models if one != REAL]
-        stamp = stamps.stamp_of(self.begun[:10], bundled, (f"{one.stem} {stamps.digest_of(one)}" for one in real))
+        bundled = [model for model in made.models if model != REAL]
+        stamp = stamps.stamp_of(self.begun[:10], bundled, (f"{path.stem} {stamps.digest_of(path)}" for path in real))
         path.write_text(stamps.replaced(path.read_text(encoding="utf-8"), made.name, stamp, text), encoding="utf-8")
 
     def file(self, name: str) -> Path:
@@ -142,22 +157,31 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
 
     # What is generated by services.
 
+    def setting(
+        self, method: str, drafter: str, temperature: float, k: int = 5, keep: int = 0, follow: int = 0, **more: Any
+    ) -> Setting:
+        """A method and a drafter, whose service has the same options in all tables, so that it is started once."""
+        options: tuple[object, ...] = ("--affinity", self.affinity(drafter)) if drafter in (A, B, C) else ()
+        if keep:
+            options = "--vocab-keep", keep, "--vocab-follow", follow, "--frequencies", self.frequencies(drafter)
+        return Setting(method, drafter, temperature, k, tuple(map(str, options)), keep=keep, **more)
+
     async def grid(self, lines: Lines, shown: Callable[[MeasuredSetting], str], what: str, whole: str = "") -> str:
         """Markdown: a line for each setting's first name, a column for each second one; `what` is above the names.
 
         Below it, if `whole` is the name of a line, the shares of its tokens per pass that the lines after it have.
         """
-        cells = await self.cells(one for line in lines.values() for one in line.values())
+        cells = await self.cells(setting for line in lines.values() for setting in line.values())
         heads = what, *next(iter(lines.values()))
         rows = [
-            (name, *(shown(cells[one]) if one in cells else "" for one in row.values())) for name, row in lines.items()
+            (name, *(shown(cells[key]) if key in cells else "" for key in row.values())) for name, row in lines.items()
         ]
         text = Table(heads, tuple(rows)).markdown() + self.sizes
         if not whole:
             return text
         names = [*lines]
         shares = [
-            (name, *(_share(cells[one], cells[lines[whole][of]]) for of, one in lines[name].items()))
+            (name, *(_share(cells[setting], cells[lines[whole][of]]) for of, setting in lines[name].items()))
             for name in names[names.index(whole) + 1 :]
         ]
         return f"{text}\n{SHARES.format(whole)}\n\n" + Table(heads, tuple(shares)).markdown()
@@ -174,10 +198,10 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
     async def cells(self, settings: Iterable[Setting]) -> dict[Setting, MeasuredSetting]:
         """What each setting makes of the prompts; those that the pair cannot do are missing."""
         if new := {*settings} - {*self._cells}:
-            run = AcceptanceBenchmark(self.acceptance, tuple(sorted(new, key=lambda one: (one.drafter, one.options))))
+            run = AcceptanceBenchmark(self.acceptance, tuple(sorted(new, key=attrgetter("drafter", "options"))))
             async for cell in run.measure(lambda *_: None):
                 if isinstance(cell, MeasuredSetting):
-                    self._cells[Setting(**{one.name: getattr(cell, one.name) for one in fields(Setting)})] = cell
+                    self._cells[Setting(**{part.name: getattr(cell, part.name) for part in fields(Setting)})] = cell
         return self._cells
 
     # What is made once, and kept: the corpus, and the files of it.
@@ -186,7 +210,7 @@ class Seeds(Prompted[SeedsPlan, SeedTable]):
     def corpus(self) -> Path:
         """The sources that the models were trained on, as JSON lines."""
         path = self.plan.work / "corpus.jsonl"
-        path.write_text("".join(json.dumps({"text": one.text}) + "\n" for one in read_corpus().training))
+        path.write_text("".join(json.dumps({"text": document.text}) + "\n" for document in read_corpus().training))
         return path
 
     def affinity(self, drafter: str) -> Path:
@@ -264,11 +288,11 @@ PUBLISHED = (  # target, drafter, |T∩D|, of T (2502.05202, Table 5); of T∪D,
 async def shared(bench: Seeds) -> str:
     """What two vocabularies share: tokens of the same text, and tokens that are spelled the same in tokenizer.json."""
     texts, spellings = {}, {}
-    for name in {name for one in PUBLISHED for name in one[:2]}:
+    for name in {name for row in PUBLISHED for name in row[:2]}:
         loaded = NamedTokenizer.load(str(bench.file(name)), Side.TARGET)
         texts[name] = strings_of(loaded.tokenization.vocabulary)
         whole = json.loads(loaded.tokenizer_json)
-        spellings[name] = {*whole["model"]["vocab"], *(one["content"] for one in whole["added_tokens"])}
+        spellings[name] = {*whole["model"]["vocab"], *(token["content"] for token in whole["added_tokens"])}
     rows = []
     for target, drafter, paper, other in PUBLISHED:
         shown = []
@@ -287,24 +311,81 @@ async def shared(bench: Seeds) -> str:
 @table("combinations", "heterogeneous-vocabularies.md", REAL)
 async def combinations(bench: Seeds) -> str:
     rows = [("Qwen2-7B-Instruct (published)", "150,000", "7, 15, 56", "144.31", "65,536", "14; 16", "", "")]
-    for name, source in (("qwen-2", str(bench.file("qwen-2.tiktoken"))), *((short(one), one) for one in (TARGET, B))):
+    sources = {"qwen-2": str(bench.file("qwen-2.tiktoken")), short(TARGET): TARGET, short(B): B}
+    for name, source in sources.items():
         plain = sorted(
             plain_strings(NamedTokenizer.load(source, Side.TARGET).tokenization.vocabulary),
-            key=lambda one: (len(one), one),
+            key=lambda text: (len(text), text),
         )
         pieces, kept = Pieces(plain), plain[:SHORTEST] if len(plain) > SHORTEST else [x for x in plain if len(x) < 18]
-        found = [pieces.compositions(one) for one in kept]
+        found = [pieces.compositions(text) for text in kept]
         ways, forwards = (
             combinations_of(list(ones)) for ones in zip(*((x.count, x.forwards) for x in found), strict=True)
         )
         hello = pieces.compositions(from_bytes(b"hello"))
-        means = [f"{10**one.log10_of_mean:,.1f}" for one in (ways, forwards)]
-        shown = [", ".join(f"{number:,}" for number in one.quartiles) for one in (ways, forwards)]
+        means = [f"{10**counted.log10_of_mean:,.1f}" for counted in (ways, forwards)]
+        shown = [", ".join(f"{number:,}" for number in counted.quartiles) for counted in (ways, forwards)]
         largest = f"{10**ways.log10_of_largest:,.0f}"
         spelled = f"{hello.count}; {hello.forwards}"
         rows.append((name.lower(), f"{ways.tokens:,}", shown[0], means[0], largest, spelled, shown[1], means[1]))
     heads = ("", "tokens", "quartiles", "mean", "largest", "`hello`: ways; forwards", "forwards, quartiles", "mean")
     return Table(heads, tuple(rows)).markdown()
+
+
+@table("forwards", "heterogeneous-vocabularies.md", *PAIR, "drafter-c")
+async def forwards(bench: Seeds) -> str:
+    """Figure 1 after texts: the forwards for ψ of target tokens, with whole rows and with rows cut to `CUT` ids."""
+    target, draw, lines = bench.readers[TARGET], np.random.default_rng(SEED), []
+    plain = sorted(text for text in plain_strings(target.vocabulary) if len(text) < 18)
+    any_tokens = [[Letters(text) for text in draw.choice(plain, 16)] for _ in bench.places]
+    written = [[text.ends[0]] for text in limit.drawn(target, bench.places, 1, draw)]
+    for name in (A, B, C):
+        drafter, found = bench.readers[name], []
+        pieces, index = Pieces(plain_strings(drafter.vocabulary)), VocabularyIndex(drafter.vocabulary)
+        for tokens in (any_tokens, written):
+            whole, cut, longer = [], [], []
+            for place, some in list(zip(bench.places, tokens, strict=True))[::2]:
+                rows = CutRows(drafter, index, drafter.ids(place))
+                forwards_of(some, index, rows)  # all at once: the rows are there afterwards
+                for token in some:
+                    whole.append(pieces.compositions(token).forwards)
+                    cut.append(forwards_of([token], index, rows))
+                    longer.append(forwards_of([token, *target.trie.extensions(token)], index, rows))
+            found += [f"{_counts(ones)}; {np.mean(ones):,.1f}" for ones in (whole, cut, longer)]
+        lines.append((short(name), *found))
+    heads = ("all ids", f"{CUT} ids", f"{CUT} ids, longer tokens, too")
+    columns = (f"{kind}: {head}" for kind in ("any token", "the next token") for head in heads)
+    return Table(("drafter", *columns), tuple(lines)).markdown()
+
+
+def _counts(numbers: Iterable[int]) -> str:
+    return ", ".join(f"{number:,}" for number in quartiles(sorted(numbers)))
+
+
+class CutRows:
+    """A drafter's rows after a text and draft tokens, cut as those that drafts are drawn from."""
+
+    def __init__(self, drafter: Reader, index: VocabularyIndex, ids: tuple[int, ...], width: int = CUT) -> None:
+        self._drafter, self._index, self._ids, self._width = drafter, index, ids, width
+        self._known: dict[tuple[int, ...], SortedDistribution] = {}
+
+    def __call__(self, paths: Sequence[tuple[int, ...]]) -> list[SortedDistribution]:
+        new = [path for path in paths if path not in self._known]
+        rows = self._drafter.rows([(*self._ids, *path) for path in new]) if new else ()
+        for path, row in zip(new, rows, strict=True):
+            kept = narrowed(np.arange(len(row)), row, self._width)
+            self._known[path] = SortedDistribution.of(*kept, self._index)
+        return [self._known[path] for path in paths]
+
+
+def forwards_of(strings: Sequence[Letters], index: VocabularyIndex, rows: Rows) -> int:
+    """The forwards by which a drafter knows how probable it is that its text begins with each of the strings."""
+    sums, count, level = PrefixSums(strings, index), 0, [scoring.Node()]
+    while level:
+        count += len(level)
+        after = zip(level, rows([node.path for node in level]), strict=True)
+        level = [longer for node, row in after for longer in sums.add(node, row, last=False)]
+    return count
 
 
 @table("injectivity", "heterogeneous-vocabularies.md", REAL)
@@ -345,7 +426,7 @@ async def first_draft_token(bench: Seeds) -> str:
             after.append(float(ids[weights.argmax()] == best[place]))
             first, chances = matrix.redistribute(top, np.ones(1))
             guesses = pair.to_target_ids(top)[0], first[chances.argmax()]
-            before.append([float(one == best[place]) for one in guesses])
+            before.append([float(guess == best[place]) for guess in guesses])
         greedy = map(percent, (*np.array(before).T, after))
         lines.append((short(name), percent(plain), percent(spread, plain), *greedy))
     heads = ("drafter", "T = 1: `tli`", "`rdk`", "T = 0: `tli`", "temperature first", "redistributed first")
@@ -369,8 +450,8 @@ async def pruned_target(bench: Seeds) -> str:
             omega, q = spread[:, ids].T @ spread / len(train), test[:, ids].softmax(-1)
             tli = torch.minimum(p[:, ids], q).sum(1).numpy()
             spreads = {tau: q @ (omega / tau).softmax(-1) for tau in (0.1, 0.3, 1.0, 3.0)}
-            by_tau = {tau: torch.minimum(p, one).sum(1).numpy() for tau, one in spreads.items()}
-            tau, found = max(by_tau.items(), key=lambda one: one[1].mean())
+            by_tau = {tau: torch.minimum(p, drafted).sum(1).numpy() for tau, drafted in spreads.items()}
+            tau, found = max(by_tau.items(), key=lambda known: known[1].mean())
             rows.append((f"{kept:,} {kind}", percent(tli), percent(found, tli), f"{tau:g}"))
     return Table(("ids kept", "`tli`", "M of logits", "best τ"), tuple(rows)).markdown()
 
@@ -379,13 +460,72 @@ async def pruned_target(bench: Seeds) -> str:
 async def rdk_generations(bench: Seeds) -> str:
     lines = {
         short(name): {
-            f"`{method}`, T = {t:g}": Setting(method, name, t, 5, ("--affinity", str(bench.affinity(name))))
-            for t in (0.0, 1.0)
-            for method in ("tli", "rdk")
+            f"`{method}`, T = {t:g}": bench.setting(method, name, t) for t in (0.0, 1.0) for method in ("tli", "rdk")
         }
         for name in (A, B, C)
     }
     return await bench.grid(lines, per_pass, "drafter")
+
+
+@table("rdk-synthetic", "rdk.md")
+async def rdk_synthetic(bench: Seeds) -> str:
+    """Figures 5 to 7: what random targets accept of pruned drafters; means of 20 draws."""
+    parts = []
+    for size, taus in ((200_000, ()), (2_000, (1e-4, 1e-2, 1.0))):
+        draws, rows = [synthetic_pair(size, np.random.default_rng((SEED, size, number))) for number in range(20)], []
+        for kind, shares in (("at random", (0.5, 0.25, 0.1, 0.01, 0.0025)), ("most probable", (0.25, 0.0025))):
+            for kept in (round(share * size) for share in shares):
+                drawn = np.array([redistributed(p, q, orders[kind][:kept], taus) for p, q, orders in draws])
+                masked, tli, third, uniform, _, apart, theta, *spread = drawn.mean(0)
+                shown = [f"{share:.2%}" for share in (masked, tli, third, *spread, uniform)]
+                largest = f"{np.abs(drawn[:, 1] - drawn[:, 2]).max():.1e}; {drawn[:, 4].max():.1e}"
+                rows.append((f"{kept:,} {kind}", *shown, largest, f"{apart:.3f}" if taus else "", f"{theta:.1e}"))
+        spreads = (f"Mᵀq′, τ = {tau:g}" for tau in taus)
+        heads = (
+            f"kept of {size:,}",
+            "masked",
+            "`tli`",
+            "Eq. 3",
+            *spreads,
+            "uniform",
+            "largest change by Eq. 3: accepted; L₁",
+        )
+        parts.append(Table((*heads, "L₁ of Eq. 3 and the last τ", "θ"), tuple(rows)).markdown())
+    return "\n".join(parts)
+
+
+def softmax(logits: Probabilities) -> Probabilities:
+    found: Probabilities = torch.from_numpy(logits).softmax(-1).numpy()
+    return found
+
+
+def synthetic_pair(size: int, random: np.random.Generator) -> tuple[Probabilities, Probabilities, dict[str, Ids]]:
+    """p of Student-t logits, 5 degrees of freedom, scaled so that a quarter of the tokens has 95.8 % of the mass, as in
+    Figure 5; q with noise of standard deviation 1 on these; orders in which tokens are kept."""
+    logits = random.standard_t(5, size)
+    low, high, order = 0.0, 64.0, np.sort(logits)[::-1]
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if softmax(order * middle)[: size // 4].sum() < 0.958 else (low, middle)
+    p, q = softmax(logits * low), softmax(logits * low + random.standard_normal(size))
+    return p, q, {"at random": random.permutation(size), "most probable": np.argsort(-p, kind="stable")}
+
+
+def redistributed(p: Probabilities, q: Probabilities, ids: Ids, taus: Sequence[float]) -> list[float]:
+    """Accepted: q without the other tokens, that normalized (q′), Eq. 3 with p, the uniform draft; by how much Eq. 3
+    moves q′ (L₁), its distance to the last Mᵀq′, p·q′; accepted of Mᵀq′ by τ, with Ω = diag(p) − ppᵀ."""
+    size, masked = len(p), np.zeros(len(p))
+    masked[ids] = q[ids]
+    own = masked / masked.sum()
+    theta = float(p @ own)
+    third = (size * own + theta * p) / (size + p)
+    third /= third.sum()
+    omega = np.where(np.arange(size) == ids[:, None], p, 0.0) - np.outer(p[ids], p) if taus else np.zeros(0)
+    spread = [own[ids] @ softmax(omega / tau) for tau in taus]
+    drafts = (masked, own, third, np.full(size, 1 / size), *spread)
+    accepted = [float(np.minimum(p, draft).sum()) for draft in drafts]
+    apart = [float(np.abs(third - other).sum()) for other in (own, *spread[-1:])]
+    return [*accepted[:4], apart[0], apart[-1], theta, *accepted[4:]]
 
 
 # TokenTiming: tokentiming.md.
@@ -394,9 +534,7 @@ async def rdk_generations(bench: Seeds) -> str:
 @table("tokentiming", "tokentiming.md", *PAIR)
 async def tokentiming(bench: Seeds) -> str:
     lines = {
-        f"{short(name)}, `{method}`": {
-            f"T = {t:g}": Setting(method, name, t, 5, _given(bench, name)) for t in (0.0, 0.6, 1.0)
-        }
+        f"{short(name)}, `{method}`": {f"T = {t:g}": bench.setting(method, name, t) for t in (0.0, 0.6, 1.0)}
         for name in (A, B)
         for method in ("tokentiming", "tli")
     }
@@ -407,21 +545,16 @@ def _with_repeats(cell: MeasuredSetting) -> str:
     return f"{cell.acceptance:.0%}; {_tokens(cell)}"
 
 
-def _given(bench: Seeds, name: str) -> tuple[str, ...]:
-    """Options of a drafter's service, the same for all tables, so that it is started once."""
-    return ("--affinity", str(bench.affinity(name)))
-
-
 @table("bands", "tokentiming.md", "target", "drafter-a", "drafter-b", "drafter-c")
 async def bands(bench: Seeds) -> str:
     """Figures 5 and 6: how far aligned tokens are apart, and in how many alignments a narrower band changes q."""
-    texts = [one.text[start : start + 200] for one in read_corpus().held_out[:40] for start in (0, 400)]
+    texts = [document.text[start : start + 200] for document in read_corpus().held_out[:40] for start in (0, 400)]
     target, rows = bench.readers[TARGET].tokenization, []
     for name in (A, B, C):
         apart, changed, count = [], dict.fromkeys((0, 1, 2, 4, 8), 0), 0
         seconds: dict[int, list[float]] = {band: [] for band in (*changed, 16, NO_BAND)}
         for text in filter(None, texts):
-            tokens = [_letters(one, text) for one in (bench.readers[name].tokenization, target)]
+            tokens = [_letters(side, text) for side in (bench.readers[name].tokenization, target)]
             for draft, proxies in _windows(tokens[0], tokens[1]):
                 last: dict[int, dict[int, int]] = {}
                 for band, taken in seconds.items():
@@ -453,8 +586,7 @@ async def band_tokens(bench: Seeds) -> str:
     """Appendix K: what the band does to acceptance, with drafts that are long enough for it to matter."""
     lines = {
         "none" if band == NO_BAND else str(band): {
-            f"{short(name)}, K = 16": Setting("tokentiming", name, 1.0, 16, _given(bench, name), band=band)
-            for name in (A, B, C)
+            f"{short(name)}, K = 16": bench.setting("tokentiming", name, 1.0, 16, band=band) for name in (A, B, C)
         }
         for band in (0, 4, 8, NO_BAND)
     }
@@ -471,7 +603,7 @@ def _windows(
     drafted: list[Letters], proxies: list[Letters], size: int = 20
 ) -> Iterator[tuple[list[Letters], list[Letters]]]:
     """Stretches of so many draft tokens, with the target tokens of the same text where both begin and end there."""
-    ends, others = ([0, *np.cumsum([len(one) for one in tokens]).tolist()] for tokens in (drafted, proxies))
+    ends, others = ([0, *np.cumsum([len(token) for token in tokens]).tolist()] for tokens in (drafted, proxies))
     both = sorted({*ends} & {*others})
     begun = 0
     for end in both[1:]:
@@ -490,7 +622,7 @@ PUBLISHED_SHARES = {2: "97.7%; 97%", 4: "93.3%; 91%", 8: "87.4%; 83%", 16: "80.5
 async def kept_ids(bench: Seeds) -> str:
     lines = {
         f"{keep or 2048:,}{f' and {follow} of the text' if follow else ''}": {
-            f"{short(name)}, T = {t:g}": Setting(method, name, t, 5, _cut(bench, name, keep, follow), keep=keep)
+            f"{short(name)}, T = {t:g}": bench.setting(method, name, t, keep=keep, follow=follow)
             for name in (A, B)
             for method, t in (("slem", 0.0), ("seeded", 1.0))
         }
@@ -502,9 +634,9 @@ async def kept_ids(bench: Seeds) -> str:
 def _covered(bench: Seeds) -> str:
     """What the most frequent ids make of the corpus, beside the paper's shares (Table 1, Llama-3-8B, SlimPajama)."""
     loaded = {name: NamedTokenizer.load(name, Side.DRAFTER).tokenizer_json for name in (A, B)}
-    found = [read_frequencies(bench.frequencies(name), one, name) for name, one in loaded.items()]
+    found = [read_frequencies(bench.frequencies(name), tokenizer, name) for name, tokenizer in loaded.items()]
     rows = [
-        (f"{2048 // of:,}", *(f"{one.covered(2048 // of):.1%}" for one in found), published)
+        (f"{2048 // of:,}", *(f"{ranking.covered(2048 // of):.1%}" for ranking in found), published)
         for of, published in PUBLISHED_SHARES.items()
     ]
     heads = "kept", "of the corpus in A's tokens", "in B's", "published shares, as above, of 128k ids"
@@ -515,8 +647,7 @@ def _covered(bench: Seeds) -> str:
 async def kept_ids_trees(bench: Seeds) -> str:
     lines = {
         f"{keep or 2048:,}": {
-            f"nodes {nodes or 'none'}": Setting("slem", B, 0.0, 6, _cut(bench, B, keep), nodes, keep)
-            for nodes in (0, 32)
+            f"nodes {nodes or 'none'}": bench.setting("slem", B, 0.0, 6, keep, nodes=nodes) for nodes in (0, 32)
         }
         for keep in (0, 1024, 512, 256)
     }
@@ -550,15 +681,10 @@ async def tree_by_layer(bench: Seeds) -> str:
     ):
         for name, trees in (("of any depth", TreeDrafting), ("of the last layer, as EAGLE-2", ByLayer)):
             with patch("crossdraft.drafter.service.TreeDrafting", trees):
-                cells = [await run.cell(pipeline, one, lambda *_: None) for one in settings]
+                cells = [await run.cell(pipeline, setting, lambda *_: None) for setting in settings]
             rows.append((name, *map(_tokens, cells)))
-    heads = "expands the heaviest nodes", *(f"{one.nodes} nodes, depth {one.k}" for one in settings)
+    heads = "expands the heaviest nodes", *(f"{setting.nodes} nodes, depth {setting.k}" for setting in settings)
     return Table(heads, tuple(rows)).markdown() + whole.sizes
-
-
-def _cut(bench: Seeds, name: str, keep: int, follow: int = 0) -> tuple[str, ...]:
-    kept = "--vocab-keep", str(keep), "--vocab-follow", str(follow), "--frequencies", str(bench.frequencies(name))
-    return kept if keep else _given(bench, name)
 
 
 @table("head", "fr-spec.md")
@@ -571,20 +697,21 @@ async def head(bench: Seeds) -> str:
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16))[: 1 + torch.cuda.is_available()]:
         made = partial(torch.randn, device=device, dtype=dtype)
         shapes = ((width, width + 1024), (width, width), (width, 2 * inner), (inner, width))
-        layer = sum(_seconds(partial(linear, made(1, shape[0]), made(shape[::-1]))) for shape in shapes)
+        seconds = partial(_seconds, runs=1 if device == "cpu" else 10)
+        layer = sum(seconds(partial(linear, made(1, shape[0]), made(shape[::-1]))) for shape in shapes)
         x, weights = made(1, width), made(128_256, width)
         for kept in (128_256, 65_536, 32_768, 16_384, 8_192):
-            logits = _seconds(partial(linear, x, weights[:kept]))
-            chances = _seconds(partial(torch.softmax, linear(x, weights[:kept]), -1))
+            logits = seconds(partial(linear, x, weights[:kept]))
+            chances = seconds(partial(torch.softmax, linear(x, weights[:kept]), -1))
             step = layer + logits + chances
-            times = (f"{1e3 * one:.2f}" for one in (layer, logits, chances, step))
+            times = (f"{1e3 * spent:.2f}" for spent in (layer, logits, chances, step))
             rows.append((device, f"{kept:,}", *times, f"{logits / step:.0%}"))
     return Table(("device", "kept", "layer, ms", "head", "softmax", "step", "head's share"), tuple(rows)).markdown()
 
 
-def _seconds(run: Callable[[], Tensor]) -> float:
-    """The least of many, each waited for: other work on the machine makes the others longer."""
-    return min(timeit.repeat(lambda: run()[0, 0].item(), number=1, repeat=60))
+def _seconds(run: Callable[[], Tensor], runs: int) -> float:
+    """The least of many, so many of them waited for together: other work on the machine makes the others longer."""
+    return min(timeit.repeat(lambda: [run() for _ in range(runs)][-1][0, 0].item(), number=1, repeat=60)) / runs
 
 
 @table("eagle", "eagle.md", *PAIR[::2], "drafter-eagle")
@@ -592,8 +719,8 @@ async def eagle(bench: Seeds) -> str:
     """All prompts: a drafter that reads the target's states, its head whole and cut, beside one that does not."""
     lines = {
         f"{short(name)}, {keep or 'all'}": {
-            f"`{method}`, {'tree of 32' if nodes else 'chain'}, T = {t:g}": Setting(
-                method, name, t, 6, _cut(bench, name, keep) if keep else (), nodes, keep
+            f"`{method}`, {'tree of 32' if nodes else 'chain'}, T = {t:g}": bench.setting(
+                method, name, t, 6, keep, nodes=nodes
             )
             for method, t in (("slem", 0.0), ("seeded", 1.0), ("standard", 1.0))
             for nodes in (0, 32)
@@ -602,7 +729,7 @@ async def eagle(bench: Seeds) -> str:
         for name, keep in ((B, 0), (EAGLE, 0), (EAGLE, 2048), (EAGLE, 1024), (EAGLE, 512))
     }
     tokens = await Seeds(replace(bench.plan, limit=None)).grid(lines, _tokens, "drafter, kept ids", "EAGLE, all")
-    greedy = {name: {head: one for head, one in row.items() if not one.temperature} for name, row in lines.items()}
+    greedy = {name: {head: how for head, how in row.items() if not how.temperature} for name, row in lines.items()}
     alone = Seeds(replace(bench.plan, limit=4), 1)
     steps = await alone.grid(greedy, lambda cell: f"{1e3 * cell.step_seconds:.2f}", "ms of the drafter a step, alone")
     return f"{tokens}\n{steps}"
@@ -619,45 +746,48 @@ def _tokens(cell: MeasuredSetting) -> str:
 async def formula(bench: Seeds) -> str:
     rows = []
     settings = [Setting("standard", TARGET, t, 5) for t in (0.0, 1.0)]
-    settings += [Setting("tli", name, t, 5, _given(bench, name)) for name in (B, A) for t in (0.0, 1.0)]
+    settings += [bench.setting("tli", name, t) for name in (B, A) for t in (0.0, 1.0)]
     cells = await bench.cells(settings)
-    for one in filter(cells.__contains__, settings):
-        cell, a = cells[one], cells[one].acceptance
-        wanted = sum(a**place for place in range(one.k + 1))
-        name = f"`{one.method}`, {short(one.drafter).removeprefix('BUNDLED:').lower()}, {one.temperature:g}"
+    for setting in filter(cells.__contains__, settings):
+        cell, a = cells[setting], cells[setting].acceptance
+        wanted = sum(a**place for place in range(setting.k + 1))
+        name = f"`{setting.method}`, {short(setting.drafter).removeprefix('BUNDLED:').lower()}, {setting.temperature:g}"
         rows.append((name, f"{a:.1%}", f"{wanted:.2f}", per_pass(cell)))
     return Table(("method, drafter, temperature", "α", "formula", "measured"), tuple(rows)).markdown() + bench.sizes
 
 
 def prompts_by_kind(count: int) -> dict[str, list[str]]:
     """Prompts of what held-out sources have, or are made of them."""
-    code = [one.text for one in read_corpus().held_out if len(one.text) > 4000][:count]
-    texts = [ast.get_docstring(ast.parse(one)) or "" for one in code]
-    functions = [[one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)] for text in code]
-    rows = [json.dumps([{"name": one.name, "line": one.lineno} for one in some[:12]], indent=2) for some in functions]
-    bodies = [ast.unparse(max(some[:12], key=lambda one: len(one.body))) for some in functions if some]
-    return {
-        "code": [one[2000:2400] for one in code],
-        "prose": [one[:300] for one in texts if len(one) > 100],
-        "JSON": [one[:300] for one in rows if len(one) > 300],
+    code = [document.text for document in read_corpus().held_out if len(document.text) > 4000][:count]
+    texts = [ast.get_docstring(ast.parse(source)) or "" for source in code]
+    functions = [[node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)] for text in code]
+    rows = [
+        json.dumps([{"name": each.name, "line": each.lineno} for each in some[:12]], indent=2) for some in functions
+    ]
+    bodies = [ast.unparse(max(some[:12], key=lambda function: len(function.body))) for some in functions if some]
+    found = {
+        "code": [text[2000:2400] for text in code],
+        "prose": [text[:300] for text in texts if len(text) > 100],
+        "JSON": [row[:300] for row in rows if len(row) > 300],
         "chat": [f"# Q: what does {some[0].name} do?\n# A: " for some in functions if some],
         "edits": [f"{one}\n\n# the same again, renamed:\n{one[: len(one) // 3]}" for one in bodies if len(one) < 900],
     }
+    return {kind: some for kind, some in found.items() if some}
 
 
 @table("kinds", "choosing.md", *PAIR[::2])
 async def kinds(bench: Seeds) -> str:
     """Tokens per pass by the kind of text."""
     prompts, path = prompts_by_kind(bench.plan.limit or 30), bench.plan.work / "kinds.jsonl"
-    lines = [{"text": one, "category": kind} for kind, some in prompts.items() for one in some]
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    lines = [{"text": text, "category": kind} for kind, some in prompts.items() for text in some]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     part = Seeds(replace(bench.plan, prompts=path, limit=None))
-    wanted = [Setting(method, B, t, 5, _given(bench, B)) for method, t in (("slem", 0), ("seeded", 1), ("coupled", 1))]
+    wanted = [bench.setting(method, B, t) for method, t in (("slem", 0), ("seeded", 1), ("coupled", 1))]
     cells = await part.cells(wanted)
     rows = [
-        (kind, str(len(some)), *(_tokens(cells[one].kinds[kind]) for one in wanted)) for kind, some in prompts.items()
+        (kind, str(len(some)), *(_tokens(cells[key].kinds[kind]) for key in wanted)) for kind, some in prompts.items()
     ]
-    heads = "kind", "prompts", *(f"`{one.method}`, T = {one.temperature:g}" for one in wanted)
+    heads = "kind", "prompts", *(f"`{setting.method}`, T = {setting.temperature:g}" for setting in wanted)
     return Table(heads, tuple(rows)).markdown()
 
 
@@ -667,17 +797,17 @@ async def left_to_gain(bench: Seeds) -> str:
     lines = {method: (method, 5, 0) for method in chains}
     lines |= {f"{method}, a tree of 32, depth 6": (method, 6, 32) for method in (*chains[:3], "seeded")}
     settings = {
-        line: [Setting(method, name, 1.0, k, _given(bench, name), nodes=nodes) for name in (A, B)]
+        line: [bench.setting(method, name, 1.0, k, nodes=nodes) for name in (A, B)]
         for line, (method, k, nodes) in lines.items()
     }
-    cells = await bench.cells(one for row in settings.values() for one in row)
-    rows = {line: [_rounds(cells[one]) for one in row] for line, row in settings.items()}
+    cells = await bench.cells(setting for row in settings.values() for setting in row)
+    rows = {line: [_rounds(cells[setting]) for setting in row] for line, row in settings.items()}
     some = bench.places[:: max(1, len(bench.places) // 80)]
     for name in (A, B):
         texts = limit.drawn(bench.readers[TARGET], some, 10, np.random.default_rng(SEED))
         found = [limit.begun(bench.readers[name], text, 6) for text in texts]
         for line, drafts, k in (("**limit**, one draft", 1, 5), ("limit, 8 drafts", 8, 6), ("limit, 32 drafts", 32, 6)):
-            bound = limit.tokens_per_pass(texts, [one[k - 1] for one in found], drafts)
+            bound = limit.tokens_per_pass(texts, [chances[k - 1] for chances in found], drafts)
             first = percent(_first_tokens(bench, name, some[::2])) if drafts == 1 else ""
             rows.setdefault(line, []).append(("{:.2f} ± {:.2f}".format(*bound), first))
     heads = ("T = 1, K = 5", *(f"{short(name)}: {what}" for name in (A, B) for what in ("tokens per pass", "first")))

@@ -6,6 +6,7 @@ there is room; transformers has a thread on the target's core, too, if it is to 
 device nothing is bound to a core. Configurations take turns; one runs while the others are idle.
 """
 
+import copy
 import os
 import threading
 import time
@@ -17,6 +18,9 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+from transformers.generation.streamers import BaseStreamer
 
 from crossdraft.cli.measuring import Columns, Table, repeats, total_of
 from crossdraft.cli.processes import patience
@@ -27,11 +31,12 @@ from crossdraft.config.engine import STARTED
 from crossdraft.config.request import Overlap
 from crossdraft.config.service import SessionOptions
 from crossdraft.drafter.service import ServeDrafter
+from crossdraft.engine.loader import LoadOptions, load_model
+from crossdraft.engine.names import source_of
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ThroughputPlan
 from crossdraft.lab.harness import in_turns, optional, processor_seconds
 from crossdraft.lab.outputs import MILLISECONDS, Latencies, Output, Spread, latencies_of, ratio
-from crossdraft.lab.transformers_peer import AssistedGeneration
 from crossdraft.lab.workload import Prompted, gathered
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.serving.models import Servers, serving
@@ -54,6 +59,7 @@ ONE_BY_ONE = 4  # outputs of assisted generation, which makes one at a time: mor
 WARM_UP = 8  # tokens of each output that warms up
 KS = (None, 1, 2, 3, 5)  # numbers of draft tokens that assisted generation is tried with; None: its own rule
 SESSIONS = 256  # of a service, at least
+NEVER = -1  # an end-of-text id that no model draws
 FULL = 0.9  # cores; an event loop that takes more may be what outputs wait for
 Ids = tuple[int, ...]
 
@@ -117,7 +123,7 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temper
     """Figures of at least one run."""
     outputs = [made for run in runs for made in run.outputs]
     seconds, tokens = sum(run.seconds for run in runs), sum(made.tokens for made in outputs)
-    others = [one for one in outputs if not repeats(one.ids)]
+    others = [output for output in outputs if not repeats(output.ids)]
     ours, theirs = (_total(some) for some in (outputs, others))
     work = Work(*map(sum, zip(*(astuple(run.work) for run in runs), strict=True)))
     return ThroughputResult(
@@ -148,7 +154,7 @@ def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temper
 
 def _total(outputs: Sequence[Output]) -> Statistics | None:
     """Of outputs of ours."""
-    found = [one.figures for one in outputs if isinstance(one.figures, Statistics)]
+    found = [output.figures for output in outputs if isinstance(output.figures, Statistics)]
     return total_of(found) if found else None
 
 
@@ -168,37 +174,37 @@ def _quantile(spread: Spread | None, name: str, digits: int) -> str:
 
 
 NAMES: Columns = {
-    "at once": lambda one: one.at_once,
-    "configuration": lambda one: one.configuration,
-    "T": lambda one: f"{one.temperature:g}",
+    "at once": lambda cell: cell.at_once,
+    "configuration": lambda cell: cell.configuration,
+    "T": lambda cell: f"{cell.temperature:g}",
 }
 SPEEDS: Columns = {
     **NAMES,
-    "tokens/s": lambda one: f"{one.tokens_per_second:.1f}",
-    "to no drafter": lambda one: optional(one.to_plain, ".2f"),
-    "while all stream": lambda one: optional(one.streaming, ".1f"),
-    "first token, ms: p50": lambda one: _quantile(one.first_token_ms, "p50", 0),
-    "first token: p99": lambda one: _quantile(one.first_token_ms, "p99", 0),
-    "ms a token: p50": lambda one: _quantile(one.per_token_ms, "p50", 1),
-    "a token: p99": lambda one: _quantile(one.per_token_ms, "p99", 1),
-    "without repeats: p50": lambda one: f"{_quantile(one.others_per_token_ms, 'p50', 1)} ({one.repeating})",
-    "gaps, ms: p99": lambda one: _quantile(one.between_chunks_ms, "p99", 0),
-    "whole output, ms: p50": lambda one: _quantile(one.end_to_end_ms, "p50", 0),
-    "whole output: p99": lambda one: _quantile(one.end_to_end_ms, "p99", 0),
+    "tokens/s": lambda cell: f"{cell.tokens_per_second:.1f}",
+    "to no drafter": lambda cell: optional(cell.to_plain, ".2f"),
+    "while all stream": lambda cell: optional(cell.streaming, ".1f"),
+    "first token, ms: p50": lambda cell: _quantile(cell.first_token_ms, "p50", 0),
+    "first token: p99": lambda cell: _quantile(cell.first_token_ms, "p99", 0),
+    "ms a token: p50": lambda cell: _quantile(cell.per_token_ms, "p50", 1),
+    "a token: p99": lambda cell: _quantile(cell.per_token_ms, "p99", 1),
+    "without repeats: p50": lambda cell: f"{_quantile(cell.others_per_token_ms, 'p50', 1)} ({cell.repeating})",
+    "gaps, ms: p99": lambda cell: _quantile(cell.between_chunks_ms, "p99", 0),
+    "whole output, ms: p50": lambda cell: _quantile(cell.end_to_end_ms, "p50", 0),
+    "whole output: p99": lambda cell: _quantile(cell.end_to_end_ms, "p99", 0),
 }
 WORK: Columns = {
     **NAMES,
-    "tokens/pass": lambda one: optional(one.tokens_per_pass, ".2f"),
-    "without repeats": lambda one: optional(one.others_per_pass, ".2f"),
-    "accepted": lambda one: optional(one.acceptance, ".2f"),
-    "sessions a forward": lambda one: optional(one.sessions, ".1f"),
-    "ms a forward": lambda one: optional(one.forward_ms, ".2f"),
-    "ms a draft": lambda one: optional(one.draft_ms, ".2f"),
-    "target's model busy": lambda one: optional(one.busy, ".0%"),
-    "cores: target": lambda one: f"{one.target_cores:.2f}",
-    "drafter": lambda one: f"{one.drafter_cores:.2f}",
-    "event loop here": lambda one: f"{one.loop_cores:.2f}",
-    "tokens a CPU second of the target": lambda one: f"{one.tokens_per_target_second:.1f}",
+    "tokens/pass": lambda cell: optional(cell.tokens_per_pass, ".2f"),
+    "without repeats": lambda cell: optional(cell.others_per_pass, ".2f"),
+    "accepted": lambda cell: optional(cell.acceptance, ".2f"),
+    "sessions a forward": lambda cell: optional(cell.sessions, ".1f"),
+    "ms a forward": lambda cell: optional(cell.forward_ms, ".2f"),
+    "ms a draft": lambda cell: optional(cell.draft_ms, ".2f"),
+    "target's model busy": lambda cell: optional(cell.busy, ".0%"),
+    "cores: target": lambda cell: f"{cell.target_cores:.2f}",
+    "drafter": lambda cell: f"{cell.drafter_cores:.2f}",
+    "event loop here": lambda cell: f"{cell.loop_cores:.2f}",
+    "tokens a CPU second of the target": lambda cell: f"{cell.tokens_per_target_second:.1f}",
 }
 
 
@@ -207,15 +213,15 @@ WORK: Columns = {
 
 def limits_of(results: Iterable[ThroughputResult], speed: float) -> tuple[int, int]:
     """The most clients of which nine in ten get so many tokens/s, and the fewest above of which fewer do; 0: none."""
-    times = {one.at_once: one.per_token_ms for one in results}
+    times = {result.at_once: result.per_token_ms for result in results}
     fast = max((count for count, ms in times.items() if ms and ms.p90 * speed <= MILLISECONDS), default=0)
     return fast, min((count for count in times if count > fast), default=0)
 
 
 def clients_served(results: Sequence[ThroughputResult], speed: float) -> Iterator[str]:
     """For each configuration and temperature, how many clients at once get this many tokens/s."""
-    for temperature, name in dict.fromkeys((one.temperature, one.configuration) for one in results):
-        found = (one for one in results if (one.temperature, one.configuration) == (temperature, name))
+    for temperature, name in dict.fromkeys((result.temperature, result.configuration) for result in results):
+        found = (result for result in results if (result.temperature, result.configuration) == (temperature, name))
         fast, slow = limits_of(found, speed)
         most = f"{fast}, and not {slow}" if slow else f"at least {fast}"
         yield f"Clients that get {speed:g} tokens/s, nine in ten, T = {temperature:g}, {name}: {most}"
@@ -232,16 +238,7 @@ def next_clients(known: Sequence[ThroughputResult], speed: float, most: int) -> 
 
 def prompts_of(texts: Sequence[Ids], needed: int, longest: int, count: int = 0) -> list[Ids]:
     """Prompts of at most `longest` tokens, no two with the same beginning: a text that is used again begins later.
-
-    Args:
-        texts: ids of each.
-        needed: prompts, at least.
-        longest: tokens.
-        count: prompts, if there are so many.
-
-    Raises:
-        UsageError: there are fewer than needed.
-    """
+    `texts`: their ids. `count`: prompts if there are so many. Raises UsageError: there are fewer than needed."""
     count = max(needed, count)
     found: list[Ids] = []
     for turn in range(1 + count // len(texts)):
@@ -310,8 +307,8 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
             needed, wished = self.outputs(max(self.plan.concurrency)), self.outputs(self.most_clients)
             prompts = prompts_of(texts, needed, plan.prompt_tokens, wished)
             most = min(self.most_clients, len(prompts) // plan.each)
-            for one in ways:
-                await one.warm_up(prompts)
+            for way in ways:
+                await way.warm_up(prompts)
 
             async def cell(ways: Sequence[Way], at_once: int, options: SamplingOptions) -> list[ThroughputResult]:
                 async def run(way: Way, _: int) -> RunResult:
@@ -320,9 +317,9 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
                     return found
 
                 runs = (await in_turns(ways, plan.repeat, run)).items()
-                found = [measured(way.name, at_once, one, options.temperature) for way, one in runs]
-                plain = next((one.tokens_per_second for one in found if one.configuration == CROSSDRAFT_PLAIN), None)
-                return [replace(one, to_plain=plain and one.tokens_per_second / plain) for one in found]
+                found = [measured(way.name, at_once, made, options.temperature) for way, made in runs]
+                plain = {result.configuration: result.tokens_per_second for result in found}.get(CROSSDRAFT_PLAIN)
+                return [replace(result, to_plain=plain and result.tokens_per_second / plain) for result in found]
 
             for options in (self.request(temperature).options for temperature in plan.temperatures):
                 found: list[ThroughputResult] = []
@@ -330,10 +327,10 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
                     found += await cell(ways, at_once, options)
                     for result in found[-len(ways) :]:
                         yield result
-                for one in (way for way in ways if plan.clients_at and way.name in (CROSSDRAFT, CROSSDRAFT_PLAIN)):
-                    known = [result for result in found if result.configuration == one.name]
+                for way in (way for way in ways if plan.clients_at and way.name in (CROSSDRAFT, CROSSDRAFT_PLAIN)):
+                    known = [result for result in found if result.configuration == way.name]
                     while clients := next_clients(known, plan.clients_at, most):
-                        known += await cell([one], clients, options)
+                        known += await cell([way], clients, options)
                         yield known[-1]
 
     def report(self, results: Sequence[ThroughputResult]) -> Iterator[Table | str]:
@@ -341,7 +338,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         yield Table.of(results, SPEEDS)
         yield Table.of(results, WORK)
         yield from clients_served(results, self.plan.clients_at) if self.plan.clients_at else ()
-        full = [f"{one.configuration} with {one.at_once}" for one in results if one.loop_cores >= FULL]
+        full = [f"{result.configuration} with {result.at_once}" for result in results if result.loop_cores >= FULL]
         if full:
             yield f"This process's event loop was as busy as it can be, and outputs waited for it: {', '.join(full)}"
 
@@ -349,7 +346,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     def conditions(self) -> str:
         """Models, sizes, cores."""
         plan, engine, cores = self.plan, self.plan.engine, f"{len(os.sched_getaffinity(0))} cores"
-        temperatures = ", ".join(f"{one:g}" for one in plan.temperatures) + f", top-k {plan.top_k or 'all'}"
+        temperatures = ", ".join(f"{t:g}" for t in plan.temperatures) + f", top-k {plan.top_k or 'all'}"
         cpu = ": the target's thread is on the first, the drafter's on the second" if engine.device == "cpu" else ""
         weights = engine.dtype + (f", {engine.quantization} in our target" if engine.quantization else "")
         return (
@@ -364,11 +361,8 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 
 
 async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], list[Ids]]:
-    """Loads all models, until the stack is left; the configurations, and the prompts' ids.
-
-    Raises:
-        UsageError, CommandFailed: a model cannot be run.
-    """
+    """Loads all models, until the stack is left; the configurations, and the prompts' ids. Raises UsageError,
+    CommandFailed: a model cannot be run."""
     with faults_of_models():
         servers = await stack.enter_async_context(serving(*models_of(bench)))
     models = Models(servers)
@@ -377,7 +371,7 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], 
     target, found = servers["target"].here, list[Way]()
     plain = await stack.enter_async_context(connect(target, patience=patience()))
     base = bench.request(bench.plan.temperatures[0])
-    for name in (one for one in DRAFTED if one in bench.plan.way):  # each learns by its own connection
+    for name in (way for way in DRAFTED if way in bench.plan.way):  # each learns by its own connection
         pipeline = connect(target, servers["drafter"].here, patience(), needs_drafter=True)
         drafted, request = await stack.enter_async_context(pipeline), replace(base, **FIXED.get(name, {}))
         found.append(Ours(name, drafted, request, models, bench.warm_ups))
@@ -414,7 +408,7 @@ class Models:
 
     def thread(self, role: str) -> int:
         """The kernel's number of the thread that a model runs in; 0: there is none."""
-        named = [one.native_id for one in threading.enumerate() if one.name == f"{role} model"]
+        named = [thread.native_id for thread in threading.enumerate() if thread.name == f"{role} model"]
         return (role in self.servers and named and named[-1]) or 0
 
     def bind(self) -> None:
@@ -466,14 +460,82 @@ class Ours:
         return Output(asked, tuple(moments), moments[-1], tuple(generation.ids), generation.statistics)
 
 
+class Moments(BaseStreamer):
+    """When the tokens of an output came, in seconds of the monotonic clock; those of one round come together."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self._began = False  # what comes first is the prompt
+
+    def put(self, value: Tensor) -> None:
+        self.found += [time.monotonic()] * value.numel() if self._began else []
+        self._began = True
+
+    def end(self) -> None:
+        """As BaseStreamer: there are no more."""
+
+
+class AssistedGeneration:
+    """A target and an assistant with tokenizers of their own, one sequence at a time.
+
+    At temperature above 0 transformers (5.23) has the assistant propose tokens of both vocabularies, as `tli` does. It
+    draws with torch's global generator, and so does this. Raises ModelLoadError: one of the models cannot be loaded."""
+
+    def __init__(self, target: str, assistant: str, dtype: str = "float32", device: str = "cpu") -> None:
+        self._target, self._assistant = (
+            load_model(LoadOptions(name, dtype, device)).model for name in (target, assistant)
+        )
+        self._tokenizer, self._assistant_tokenizer = (
+            AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)
+            for name in (target, assistant)
+        )
+        self._settings = self._assistant.generation_config
+
+    def outputs(
+        self, prompts: Sequence[Sequence[int]], tokens: int, k: int | None, temperature: float
+    ) -> tuple[Output, ...]:
+        """One after another, of so many tokens each, which no end of text ends; raises what transformers raises where
+        it fails. `prompts`: ids. `k`: drafted at once; None: its own rule."""
+        outputs = []
+        self._draft(k)
+        for prompt in prompts:
+            asked, came = time.monotonic(), Moments()
+            ids = self._generate(prompt, tokens, temperature, came)
+            outputs.append(Output(asked, tuple(came.found), came.found[-1], ids))
+        return tuple(outputs)
+
+    def _draft(self, k: int | None) -> None:
+        """Sets how many tokens the assistant drafts at once."""
+        self._assistant.generation_config = settings = copy.deepcopy(self._settings)
+        if k is not None:
+            settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = k, "constant"
+            settings.assistant_confidence_threshold = 0.0
+
+    @torch.inference_mode()
+    def _generate(self, prompt: Sequence[int], tokens: int, temperature: float, came: Moments) -> tuple[int, ...]:
+        inputs = torch.tensor([list(prompt)], device=self._target.device)
+        drawing = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        output: Tensor = self._target.generate(  # type: ignore[operator]  # torch says: a module or a tensor
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=temperature > 0,
+            **drawing,
+            max_new_tokens=tokens,
+            assistant_model=self._assistant,
+            tokenizer=self._tokenizer,
+            assistant_tokenizer=self._assistant_tokenizer,
+            pad_token_id=0,
+            eos_token_id=NEVER,
+            streamer=came,
+        )
+        return tuple(output[0, inputs.shape[1] :].tolist())
+
+
 class Theirs:
     """transformers' assisted generation in a thread of its own: one output after another, and so only a few.
 
-    Args:
-        pair: the models.
-        threads: of torch.
-        bound: whether a single one of these has the first core.
-        options: with which the fastest number of draft tokens is found.
+    `bound`: whether a single one of torch's threads has the first core. `options`: with which the fastest number of
+    draft tokens is found.
     """
 
     def __init__(self, pair: AssistedGeneration, threads: int, bound: bool, options: SamplingOptions) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeVar
@@ -16,12 +18,15 @@ from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.request import Overlap
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.lab.commands import AcceptancePlan, PromptsPlan
-from crossdraft.lab.harness import Benchmark, Result, Timed
-from crossdraft.lab.services import NO_DEFAULTS
+from crossdraft.lab.emulation import EmulatedHost, network
+from crossdraft.lab.emulation.steps import Emulation
+from crossdraft.lab.harness import Benchmark, Result, Timed, on_core
 from crossdraft.session.models import fault_of_pair
 from crossdraft.speculation.choice import OVERLAPPED, ROUNDS, TREES
 from crossdraft.verification.methods import method_named
 
+# Of a target that is measured: its requests get what they ask for, and nothing of the model's own.
+NO_DEFAULTS = ("--generation-config", "vllm")
 REPLY_SECONDS = 600.0  # many generations wait for one model
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -63,16 +68,16 @@ def request_of(choice: str, number: int, method: str, temperature: float, max_to
 async def sampled(pipeline: Pipeline, requests: Iterable[GenerationRequest]) -> Timed:
     """All outputs at once; their drafter may be lost on the way. Raises CommandFailed."""
     began = time.monotonic()
-    total = total_of(await asyncio.gather(*(finished(pipeline.run(one), lost=True) for one in requests)))
+    total = total_of(await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in requests)))
     return Timed(total.tokens, time.monotonic() - began, total)
 
 
 SETTING: Columns = {
-    "method": lambda one: one.method,
-    "drafter": lambda one: one.drafter.removeprefix(BUNDLED_PREFIX),
-    "T": lambda one: f"{one.temperature:g}",
-    "k": lambda one: one.k,
-    "nodes": lambda one: one.nodes or "",
+    "method": lambda cell: cell.method,
+    "drafter": lambda cell: cell.drafter.removeprefix(BUNDLED_PREFIX),
+    "T": lambda cell: f"{cell.temperature:g}",
+    "k": lambda cell: cell.k,
+    "nodes": lambda cell: cell.nodes or "",
 }
 
 
@@ -89,12 +94,12 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
     @property
     def prompts(self) -> tuple[str, ...]:
         """Their texts; raises UsageError."""
-        return tuple(str(one.content) for one in self._read)
+        return tuple(str(prompt.content) for prompt in self._read)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Their categories."""
-        return tuple(one.category for one in self._read)
+        return tuple(prompt.category for prompt in self._read)
 
     def check(self) -> None:
         if not self.prompts:
@@ -104,11 +109,8 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
 def settings_of(plan: AcceptancePlan) -> tuple[Setting, ...]:
     """Every combination, by drafter, so that each is started once.
 
-    A method for one vocabulary has the target's own model as its drafter.
-
-    Raises:
-        UsageError: there is no such method, or an affinity is not of a drafter.
-    """
+    A method for one vocabulary has the target's own model as its drafter. Raises UsageError: there is no such method,
+    or an affinity is not of a drafter."""
     affinities = _affinities(plan)
     with checked_options():
         own = [name for name in plan.methods if method_named(name).same_vocabulary]
@@ -142,11 +144,7 @@ async def pipelines_of(
 ) -> AsyncGenerator[tuple[Pipeline, Setting, str], None]:
     """A pipeline for each setting, which runs for this step, and why the pair refuses it; empty: it does not.
 
-    Close it with `contextlib.aclosing`, which ends the services.
-
-    Raises:
-        CommandFailed: a service does not start.
-    """
+    Close it with `contextlib.aclosing`, which ends the services. Raises CommandFailed: a service does not start."""
     threads, waiting = threads_each(2), patience(reply_seconds=REPLY_SECONDS)
     async with running([Wanted("target", target, threads, NO_DEFAULTS, engine=engine)]) as (verifying,):
         for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
@@ -162,8 +160,62 @@ async def gathered(make: Callable[[Item], Awaitable[Made]], items: Iterable[Item
     """What is made of each, in their order, with so many under way at once."""
     places = asyncio.Semaphore(concurrency)
 
-    async def one(item: Item) -> Made:
+    async def limited(item: Item) -> Made:
         async with places:
             return await make(item)
 
-    return await asyncio.gather(*map(one, items))
+    return await asyncio.gather(*map(limited, items))
+
+
+# Services that a benchmark starts: a core for each model, the drafter at a distance.
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as a service, perhaps slower or worse than it is. Raises UsageError: the pace or the noise is out of its
+    range."""
+
+    model: str
+    pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is
+    logit_noise: float = 0.0  # of a drafter
+    engine: EngineOptions = STARTED
+
+    def __post_init__(self) -> None:
+        with checked_options():
+            Emulation.parsed(self.pace, self.logit_noise)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of its command."""
+        pace = () if self.pace is None else ("--pace", self.pace)
+        noise = ("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()
+        return (*self.engine.arguments, *pace, *noise)
+
+
+@dataclass(frozen=True)
+class Distant:
+    """A service at the far end of a link."""
+
+    address: str
+    link: EmulatedHost | None  # None: on loopback
+
+    async def delay(self, milliseconds: float) -> None:
+        """Sets the time of a message to it, and of one back."""
+        if self.link is not None:
+            await self.link.delay(milliseconds)
+
+
+@asynccontextmanager
+async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
+    """A target or drafter on a core, on a host with a link of its own if it is distant; raises
+    CommandFailed."""
+    async with AsyncExitStack() as stack:
+        link, prefix = None, on_core(core)
+        options = (*(NO_DEFAULTS if role == "target" else ()), *served.options)
+        if distant:
+            link = (await stack.enter_async_context(network([role])))[role]
+            prefix = (*link.place.prefix, *prefix)
+            options = (*options, "--host", link.place.listen)
+        (found,) = await stack.enter_async_context(running([Wanted(role, served.model, 1, options, prefix)]))
+        address = found.address if link is None else await link.address_through(found.address)
+        yield Distant(address, link)

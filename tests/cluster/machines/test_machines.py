@@ -9,7 +9,7 @@ import pytest
 
 from crossdraft.lab.emulation import NoEmulationError
 from tests.cluster.machines.machines import Machine, machines
-from tests.lab.emulation.conftest import HANGS
+from tests.lab.emulation.test_network import HANGS
 
 pytestmark = pytest.mark.full  # as are all tests that use machines
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from crossdraft.cli.running import CommandFailed
+from crossdraft.lab.commands import LoadPlan
 from crossdraft.lab.loadtest.benchmark import LoadTest, Stages
 from crossdraft.lab.loadtest.clients import Body, Pieces, RequestFailedError, Stream
-from crossdraft.lab.loadtest.plan import LoadPlan
 from tests.cli.conftest import Cli
 from tests.lab.loadtest.values import FIGURES
 

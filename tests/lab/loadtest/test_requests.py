@@ -7,8 +7,8 @@ import pytest
 
 from crossdraft.cli.prompts import NO_CATEGORY, Prompt, prompts_of, read, texts_of
 from crossdraft.cli.running import UsageError
+from crossdraft.lab.commands import LoadPlan
 from crossdraft.lab.loadtest.benchmark import LoadTest
-from crossdraft.lab.loadtest.plan import LoadPlan
 from crossdraft.types.request import Chat, Message
 
 
@@ -19,23 +19,10 @@ def asked(count: int, prompts: tuple[str, ...] = ("def f(",), **given: Any) -> l
 
 
 def test_what_is_asked_for() -> None:
-    given = {
-        "max_tokens": 32,
-        "temperature": 0.7,
-        "method": "seeded",
-        "use_drafter": "small",
-        "model": "big",
-        "seed": 100,
-    }
-    assert asked(4, ignore_eos=True, **given)[3] == {
-        "max_tokens": 32,
-        "temperature": 0.7,
-        "stream": True,
-        "prompt": "def f(",
-        "model": "big",
-        "seed": 103,
-        "ignore_eos": True,
-        "speculative": {"method": "seeded", "drafter": "small", "trace": True},
+    same = {"max_tokens": 32, "temperature": 0.7, "model": "big", "ignore_eos": True}
+    speculative = {"method": "seeded", "drafter": "small", "trace": True}
+    assert asked(4, method="seeded", use_drafter="small", seed=100, **same)[3] == same | {
+        **{"stream": True, "prompt": "def f(", "seed": 103, "speculative": speculative}
     }
 
 

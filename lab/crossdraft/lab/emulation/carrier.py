@@ -100,11 +100,8 @@ def _check(result: int) -> None:
 
 
 class Switch:
-    """Hosts with namespaces: ports, the shapes of their links, and what becomes of each packet.
-
-    Raises:
-        OSError: this machine allows no namespaces or devices.
-    """
+    """Hosts with namespaces: ports, the shapes of their links, and what becomes of each packet. Raises OSError: this
+    machine allows no namespaces or devices."""
 
     def __init__(self, names: Sequence[str]) -> None:
         ports = _ports(names)

@@ -29,10 +29,7 @@ MILLISECONDS = 1000.0
 @dataclass(frozen=True)
 class Shape:
     """From now on the link to a host is like this; the answer is the address by which a service is reached through it.
-
-    Raises:
-        ValueError: a value is out of its range.
-    """
+    Raises ValueError: a value is out of its range."""
 
     host: str
     delay_ms: float = 0.0  # of what is sent to the host or by it, one way
@@ -130,11 +127,8 @@ Links = AbstractAsyncContextManager[Mapping[str, EmulatedHost]]
 def hosts(names: Sequence[str]) -> Links:
     """Network namespaces joined by a switch, for the time of the block.
 
-    Commands run on a host with `link.place.prefix` before them, and must listen on `link.place.listen`.
-
-    Raises:
-        NoEmulationError: they need root and /dev/net/tun, and nsenter to enter them.
-    """
+    Commands run on a host with `link.place.prefix` before them, and must listen on `link.place.listen`. Raises
+    NoEmulationError: they need root and /dev/net/tun, and nsenter to enter them."""
     if shutil.which("nsenter") is None:
         raise NoEmulationError("there is no nsenter (util-linux)")
     return _carried("switch", names)
@@ -174,7 +168,7 @@ async def _places(process: asyncio.subprocess.Process, log: IO[bytes]) -> Mappin
         line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
         if line:
             found: dict[str, Any] = json.loads(line)
-            return {name: HostNamespace(tuple(one["prefix"]), one["listen"]) for name, one in found.items()}
+            return {name: HostNamespace(tuple(place["prefix"]), place["listen"]) for name, place in found.items()}
         log.seek(0)
         words = log.read().decode("utf-8", "replace").strip().splitlines()
         raise NoEmulationError(words[-1] if words else "it said nothing")

@@ -33,11 +33,7 @@ class Pace:
     n counts the tokens that each text grew by since the session's last result, and the nodes of its tree, over all
     sessions that share the step. A new text, be it a prompt or a session that was lost elsewhere, does not count: its
     first result costs base + each * (nodes of the tree), however many steps it took, and a step that completes no
-    request takes as long as it takes.
-
-    Raises:
-        ValueError: a number is negative or not finite.
-    """
+    request takes as long as it takes. Raises ValueError: a number is negative or not finite."""
 
     base: float  # ms
     each: float  # ms for each token
@@ -65,11 +61,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Emulation:
-    """How a service differs from its model.
-
-    Raises:
-        ValueError: the noise is negative or not finite.
-    """
+    """How a service differs from its model. Raises ValueError: the noise is negative or not finite."""
 
     pace: Pace | None = None  # of its steps; None: as fast as they are
     logit_noise: float = 0.0  # standard deviation of noise on its logits
@@ -167,9 +159,9 @@ class Paced:
         began = self._now()
         tokens = sum(map(self._counted, scheduled))
         found = self._step(scheduled)
-        for one, logits in zip(scheduled, found, strict=True):
+        for request, logits in zip(scheduled, found, strict=True):
             if logits is not None:
-                self._remember(one)
+                self._remember(request)
         if tokens or any(logits is not None for logits in found):
             rest = began + self._pace.seconds(tokens) - self._now()
             if rest > 0:

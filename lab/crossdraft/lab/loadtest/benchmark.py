@@ -21,13 +21,12 @@ from crossdraft.cli.running import (
     needs_extra,
 )
 from crossdraft.client import GenerationRequest, SamplingOptions
+from crossdraft.lab.commands import LoadPlan
 from crossdraft.lab.harness import Benchmark
 from crossdraft.lab.loadtest.clients import Body, Stream, http_stream, send
 from crossdraft.lab.loadtest.figures import HOP, ROLES, SEEN, LoadRun
-from crossdraft.lab.loadtest.plan import LoadPlan
 from crossdraft.lab.outputs import Output
-from crossdraft.lab.services import Served, service
-from crossdraft.lab.workload import gathered
+from crossdraft.lab.workload import Served, gathered, service
 from crossdraft.session.models import requested_method
 from crossdraft.types.request import Chat
 from crossdraft.verification.methods import method_named
@@ -48,8 +47,8 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
         a model without a chat template has no others."""
         with checked_options():
             if not self.plan.chat:
-                return tuple({"prompt": one} for one in texts_of(self.plan.prompts))
-            return tuple({"messages": _messages(one.content)} for one in read(self.plan.prompts))
+                return tuple({"prompt": text} for text in texts_of(self.plan.prompts))
+            return tuple({"messages": _messages(prompt.content)} for prompt in read(self.plan.prompts))
 
     @cached_property
     def like(self) -> Body:
@@ -114,7 +113,7 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
                 if self.plan.warm_up:
                     advance(0, "warm-up")
                     outputs = await self._made(stream, self.plan.warm_up, lambda: None)
-                    if not any(one.ok for one in outputs):
+                    if not any(output.ok for output in outputs):
                         error, fault = outputs[0].error, outputs[0].fault
                         raise CommandFailed(f"the first requests failed ({error}): {fault or 'no token came'}")
                 advance(0, "" if delay_ms is None else f"{delay_ms:g} ms")
@@ -157,9 +156,9 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
         yield Table.of(results, SEEN).turned()
         for role in ROLES:
             found = [(run.name, hop) for run in results for hop in run.hops if hop.role == role]
-            columns: Columns = {name: lambda one, of=of: of(one[1]) for name, of in HOP.items()}  # type: ignore[misc]
+            columns: Columns = {name: lambda pair, of=of: of(pair[1]) for name, of in HOP.items()}  # type: ignore[misc]
             if found:
-                yield Table.of(found, {f"orchestrator and {role}": lambda one: one[0], **columns}).turned()
+                yield Table.of(found, {f"orchestrator and {role}": lambda pair: pair[0], **columns}).turned()
         for run in results:
             if run.errors:
                 counted = ", ".join(f"{count} {kind}" for kind, count in run.errors.items())
@@ -175,7 +174,7 @@ def _messages(content: str | Chat) -> list[Body]:
     """As the API has them."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
-    return [{"role": one.role, "content": one.content, **one.more} for one in content.messages]
+    return [{"role": message.role, "content": message.content, **message.more} for message in content.messages]
 
 
 def _given(**fields: Any) -> Body:

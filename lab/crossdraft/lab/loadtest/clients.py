@@ -47,12 +47,12 @@ async def send(
     figures: OutputFigures | None = None
     try:
         async with asyncio.timeout(timeout_seconds), aclosing(stream(asked)) as pieces:
-            async for one in pieces:
-                if isinstance(one, OutputFigures):
-                    figures = one
+            async for piece in pieces:
+                if isinstance(piece, OutputFigures):
+                    figures = piece
                 else:
                     chunks.append(now())
-                    made.append(one)
+                    made.append(piece)
     except TimeoutError:
         error, fault = TIMED_OUT, f"no end after {timeout_seconds:g} s"
     except RequestFailedError as failure:
@@ -64,11 +64,7 @@ async def send(
 async def http_stream(base: str, key: str = "", chat: bool = False) -> AsyncIterator[Stream]:
     """Of a server of crossdraft's by its URL without `/v1`; connections are kept, one request at a time on each.
 
-    Requests have a `prompt`, or are chats with `messages`.
-
-    Raises:
-        ImportError: there is no aiohttp.
-    """
+    Requests have a `prompt`, or are chats with `messages`. Raises ImportError: there is no aiohttp."""
     import aiohttp
 
     session = aiohttp.ClientSession(
@@ -121,19 +117,16 @@ async def _streamed(session: Any, url: str, asked: Body) -> Pieces:
 
 
 def piece_in(said: Mapping[str, Any]) -> float | OutputFigures | None:
-    """What an event is: a token, made so many seconds after the request was read, or what the output cost.
-
-    Raises:
-        RequestFailedError: it is an error of the server's.
-        ValueError, TypeError, LookupError or AttributeError: it is no event of crossdraft's.
-    """
+    """What an event is: a token, made so many seconds after the request was read, or what the output cost. Raises
+    RequestFailedError: it is an error of the server's; ValueError, TypeError, LookupError or AttributeError: it is no
+    event of crossdraft's."""
     from pydantic import TypeAdapter
 
     if "error" in said:
         raise RequestFailedError("error in the stream", str(said["error"]))
     trace = said.get("crossdraft") or {}
     if statistics := trace.get("statistics"):
-        found = statistics | {"lanes": [_lane(one) for one in statistics["lanes"]]}
+        found = statistics | {"lanes": [_lane(lane) for lane in statistics["lanes"]]}
         return TypeAdapter(OutputFigures).validate_python(found)
     return float(trace["milliseconds"]) / MILLISECONDS if trace.get("kind") else None
 

@@ -39,15 +39,15 @@ class Hop:
     @staticmethod
     def of(role: str, outputs: Sequence[Costs]) -> "Hop | None":
         """Of all sessions with services of a role; None: there are none."""
-        lanes = [lane for one in outputs for lane in one.lanes if lane.role == role]
-        tokens = sum(one.tokens for one in outputs)
+        lanes = [lane for output in outputs for lane in output.lanes if lane.role == role]
+        tokens = sum(output.tokens for output in outputs)
         if not lanes:
             return None
-        counts = _sums(one.trips.counts for one in lanes)
+        counts = _sums(lane.trips.counts for lane in lanes)
         bounds = [MILLISECONDS * bound for bound in BOUNDS]
-        asked, opened = sum(counts), sum(one.open_seconds for one in lanes)
-        trips, queued = sum(one.trips.seconds for one in lanes), sum(one.trips.queued_seconds for one in lanes)
-        model = sum(one.model_seconds for one in lanes)
+        asked, opened = sum(counts), sum(lane.open_seconds for lane in lanes)
+        trips, queued = sum(lane.trips.seconds for lane in lanes), sum(lane.trips.queued_seconds for lane in lanes)
+        model = sum(lane.model_seconds for lane in lanes)
         return Hop(
             role=role,
             questions=asked,
@@ -55,12 +55,12 @@ class Hop:
             round_trip_ms=Spread.of_bins(counts, bounds, MILLISECONDS * trips) if asked else None,
             queueing_ms=MILLISECONDS * share(queued, asked),
             wire_ms=MILLISECONDS * share(max(0.0, trips - queued), asked),
-            serialization_ms_per_token=MILLISECONDS * share(sum(one.codec_seconds for one in lanes), tokens),
+            serialization_ms_per_token=MILLISECONDS * share(sum(lane.codec_seconds for lane in lanes), tokens),
             model_ms_per_token=MILLISECONDS * share(model, tokens),
             model_share=share(model, opened),
-            idle_share=share(sum(one.idle_seconds for one in lanes), opened),
-            bytes_per_token=share(sum(one.bytes_sent + one.bytes_received for one in lanes), tokens),
-            lost=sum(bool(one.lost) for one in lanes),
+            idle_share=share(sum(lane.idle_seconds for lane in lanes), opened),
+            bytes_per_token=share(sum(lane.bytes_sent + lane.bytes_received for lane in lanes), tokens),
+            lost=sum(bool(lane.lost) for lane in lanes),
         )
 
 
@@ -89,22 +89,22 @@ class LoadRun(Latencies):
     @staticmethod
     def of(delay_ms: float | None, outputs: Sequence[Output]) -> "LoadRun":
         """Of at least one output."""
-        answered, failed = ([one for one in outputs if one.ok == ok] for ok in (True, False))
-        seconds = max(one.ended for one in outputs) - min(one.asked for one in outputs)
-        tokens = sum(one.tokens for one in answered)
-        figures = [one.figures for one in answered if one.figures is not None]
+        answered, failed = ([output for output in outputs if output.ok == ok] for ok in (True, False))
+        seconds = max(output.ended for output in outputs) - min(output.asked for output in outputs)
+        tokens = sum(output.tokens for output in answered)
+        figures = [output.figures for output in answered if output.figures is not None]
         return LoadRun(
             delay_ms=delay_ms,
             requests=len(outputs),
-            errors=dict(sorted(Counter(one.error or "no token" for one in failed).items())),
-            faults={one.error: one.fault for one in reversed(failed) if one.error},
+            errors=dict(sorted(Counter(output.error or "no token" for output in failed).items())),
+            faults={output.error: output.fault for output in reversed(failed) if output.error},
             seconds=seconds,
             tokens=tokens,
             tokens_per_second=share(tokens, seconds),
             requests_per_second=share(len(answered), seconds),
             **latencies_of(answered),
-            front_ms=Spread.of(took for one in answered for took in one.front),
-            **_acceptance([one for one in figures if one.passes]),
+            front_ms=Spread.of(took for output in answered for took in output.front),
+            **_acceptance([figure for figure in figures if figure.passes]),
             hops=tuple(hop for role in ROLES if (hop := Hop.of(role, figures))),
         )
 
@@ -113,11 +113,11 @@ def _acceptance(figures: Sequence[Costs]) -> dict[str, Any]:
     """Over all outputs together."""
     if not figures:
         return {"tokens_per_pass": None, "acceptance": None, "places": ()}
-    judged, accepted = _sums(one.judged_at for one in figures), _sums(one.accepted_at for one in figures)
-    all_accepted = sum(one.accepted for one in figures)
+    judged, accepted = _sums(figure.judged_at for figure in figures), _sums(figure.accepted_at for figure in figures)
+    all_accepted = sum(figure.accepted for figure in figures)
     return {
-        "tokens_per_pass": sum(one.tokens for one in figures) / sum(one.passes for one in figures),
-        "acceptance": share(all_accepted, all_accepted + sum(one.corrected for one in figures)),
+        "tokens_per_pass": sum(figure.tokens for figure in figures) / sum(figure.passes for figure in figures),
+        "acceptance": share(all_accepted, all_accepted + sum(figure.corrected for figure in figures)),
         "places": tuple(good / of for of, good in zip(judged, accepted, strict=False) if of),
     }
 
@@ -134,31 +134,31 @@ def share(part: float, whole: float) -> float:
 # Tables, a column for each configuration. The first names are those of `vllm bench serve`.
 
 SEEN: Columns = {
-    "what clients see (mean / p50 / p90 / p99)": lambda one: one.name,
-    "Requests": lambda one: one.requests,
-    "Failed requests": lambda one: sum(one.errors.values()),
-    "Benchmark duration (s)": lambda one: f"{one.seconds:.2f}",
-    "Total generated tokens": lambda one: one.tokens,
-    "Request throughput (req/s)": lambda one: f"{one.requests_per_second:.2f}",
-    "Output token throughput (tok/s)": lambda one: f"{one.tokens_per_second:.2f}",
-    "TTFT (ms)": lambda one: one.first_token_ms or "",
-    "TPOT (ms)": lambda one: one.per_token_ms or "",
-    "ITL (ms)": lambda one: one.between_chunks_ms or "",
-    "E2EL (ms)": lambda one: one.end_to_end_ms or "",
-    "client to server and back, ms": lambda one: one.front_ms or "",
-    "tokens per pass": lambda one: optional(one.tokens_per_pass, ".2f"),
-    "acceptance": lambda one: optional(one.acceptance, ".1%"),
-    "acceptance by position": lambda one: " ".join(f"{place:.0%}" for place in one.places[:6]),
+    "what clients see (mean / p50 / p90 / p99)": lambda run: run.name,
+    "Requests": lambda run: run.requests,
+    "Failed requests": lambda run: sum(run.errors.values()),
+    "Benchmark duration (s)": lambda run: f"{run.seconds:.2f}",
+    "Total generated tokens": lambda run: run.tokens,
+    "Request throughput (req/s)": lambda run: f"{run.requests_per_second:.2f}",
+    "Output token throughput (tok/s)": lambda run: f"{run.tokens_per_second:.2f}",
+    "TTFT (ms)": lambda run: run.first_token_ms or "",
+    "TPOT (ms)": lambda run: run.per_token_ms or "",
+    "ITL (ms)": lambda run: run.between_chunks_ms or "",
+    "E2EL (ms)": lambda run: run.end_to_end_ms or "",
+    "client to server and back, ms": lambda run: run.front_ms or "",
+    "tokens per pass": lambda run: optional(run.tokens_per_pass, ".2f"),
+    "acceptance": lambda run: optional(run.acceptance, ".1%"),
+    "acceptance by position": lambda run: " ".join(f"{place:.0%}" for place in run.places[:6]),
 }
 HOP: Columns = {
-    "round trip, ms": lambda one: one.round_trip_ms or "",
-    "of it queueing, ms": lambda one: f"{one.queueing_ms:.2f}",
-    "of it wire, ms": lambda one: f"{one.wire_ms:.2f}",
-    "questions a token": lambda one: f"{one.questions_per_token:.2f}",
-    "serialization, ms a token": lambda one: f"{one.serialization_ms_per_token:.3f}",
-    "model, ms a token": lambda one: f"{one.model_ms_per_token:.2f}",
-    "time in the model": lambda one: f"{one.model_share:.0%}",
-    "time idle": lambda one: f"{one.idle_share:.0%}",
-    "bytes a token": lambda one: f"{one.bytes_per_token:,.0f}",
-    "sessions lost": lambda one: one.lost,
+    "round trip, ms": lambda hop: hop.round_trip_ms or "",
+    "of it queueing, ms": lambda hop: f"{hop.queueing_ms:.2f}",
+    "of it wire, ms": lambda hop: f"{hop.wire_ms:.2f}",
+    "questions a token": lambda hop: f"{hop.questions_per_token:.2f}",
+    "serialization, ms a token": lambda hop: f"{hop.serialization_ms_per_token:.3f}",
+    "model, ms a token": lambda hop: f"{hop.model_ms_per_token:.2f}",
+    "time in the model": lambda hop: f"{hop.model_share:.0%}",
+    "time idle": lambda hop: f"{hop.idle_share:.0%}",
+    "bytes a token": lambda hop: f"{hop.bytes_per_token:,.0f}",
+    "sessions lost": lambda hop: hop.lost,
 }

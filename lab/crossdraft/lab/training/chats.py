@@ -37,7 +37,7 @@ Tool = dict[str, Any]  # as in `chats.json`
 def _words(kind: str, held_out: bool) -> list[str]:
     if kind != "word":
         return [word for word in DATA["words"][kind] if is_held_out(word) is held_out] or DATA["words"][kind]
-    found = Counter(word for one in read_corpus().training for word in re.findall(r"\b[a-z]{3,9}\b", one.text))
+    found = Counter(word for file in read_corpus().training for word in re.findall(r"\b[a-z]{3,9}\b", file.text))
     return [word for word, _ in found.most_common(WORDS) if is_held_out(word) is held_out]
 
 
@@ -88,7 +88,7 @@ class _Values(dict[str, Any]):
 
     def filled(self, text: str) -> str:
         """A template with the values as they are said."""
-        return re.sub(r"{(\w+)}", lambda one: self.said.get(one[1], "") or str(self[one[1]]), text)
+        return re.sub(r"{(\w+)}", lambda found: self.said.get(found[1], "") or str(self[found[1]]), text)
 
 
 class _Chat:
@@ -101,8 +101,8 @@ class _Chat:
             self._say("system", draw.choice(DATA["systems"]))
         kind = draw.random()
         some = draw.sample([*DATA["tools"], *[None] * 10], draw.randint(1, 4))
-        offered = [self._tool(one) for one in some] if kind > 0.2 or draw.random() < 0.3 else []
-        self.tools = [self._shown(one) for one in offered]
+        offered = [self._tool(tool) for tool in some] if kind > 0.2 or draw.random() < 0.3 else []
+        self.tools = [self._shown(tool) for tool in offered]
         if kind < 0.16:
             self._json()
         elif kind < 0.25:
@@ -146,7 +146,7 @@ class _Chat:
                 "names": [said.replace(" ", "_")],
                 "about": [said],
                 "parameters": {place: [name] for place, name in places.items()},
-                "asks": [one.format(*given, said, said.replace(" ", "_"), said.capitalize()) for one in DATA["asks"]],
+                "asks": [ask.format(*given, said, said.replace(" ", "_"), said.capitalize()) for ask in DATA["asks"]],
                 "results": DATA["results"],
             }
         needed, optional = (
@@ -216,8 +216,8 @@ def chat_rows(step: int, rows: int, tokenizer: PreTrainedTokenizerFast, held_out
     draw, made = Random(f"{SEED} {held_out} {step}"), list[tuple[list[int], list[int]]]()
     while len(made) < LENGTH_GROUPS * rows:
         chat = _Chat(draw, held_out)
-        made += [one for one in [chat_ids(chat.messages, chat.tools, tokenizer)] if len(one[0]) <= LONGEST]
-    made.sort(key=lambda one: len(one[0]))
+        made += [ids for ids in [chat_ids(chat.messages, chat.tools, tokenizer)] if len(ids[0]) <= LONGEST]
+    made.sort(key=lambda chat: len(chat[0]))
     first = 0 if held_out else draw.randrange(LENGTH_GROUPS) * rows
     group = made if held_out else made[first : first + rows]
     ids, labels = zip(*group, strict=True)

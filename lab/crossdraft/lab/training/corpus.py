@@ -40,11 +40,8 @@ def is_held_out(name: str) -> bool:
 
 
 def read_corpus(root: Path | None = None) -> Corpus:
-    """Read every Python source under `root` (default: this interpreter's standard library).
-
-    Raises:
-        FileNotFoundError: no source file was found there.
-    """
+    """Read every Python source under `root` (default: this interpreter's standard library). Raises FileNotFoundError:
+    no source file was found there."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     documents = [document for path in sorted(root.rglob("*.py")) if (document := _read(root, path))]
     if not documents:

@@ -38,9 +38,9 @@ def tokenize(documents: tuple[Document, ...], tokenizer: PreTrainedTokenizerFast
     """Tokenize once, keep the result in `cache` (npz). Every document ends with the end-of-text id."""
     if not cache.exists():
         encoded = [tokenizer(document.text, return_offsets_mapping=True) for document in documents]
-        pieces = [np.array([*one.input_ids, tokenizer.eos_token_id], dtype=np.int32) for one in encoded]
+        pieces = [np.array([*encoding.input_ids, tokenizer.eos_token_id], dtype=np.int32) for encoding in encoded]
         pairs = zip(documents, encoded, strict=True)
-        prompts = [sum(end <= document.prompt for _, end in one.offset_mapping) for document, one in pairs]
+        prompts = [sum(end <= document.prompt for _, end in encoding.offset_mapping) for document, encoding in pairs]
         starts = np.cumsum([0, *map(len, pieces)])
         np.savez(cache, ids=np.concatenate(pieces), starts=starts, outputs=starts[:-1] + prompts)
     stored = np.load(cache)

@@ -52,13 +52,8 @@ def drafted(layer: StateLayer, ids: Tensor, states: Tensor, known: Tensor, depth
 
     In step 1 each token is read with the target's state before it; in step k the token, and the k - 2 before it, with
     what the step before has computed.
-
-    Args:
-        layer: it.
-        ids: int64 (rows, tokens).
-        states: of the target, after each token, (rows, tokens, width).
-        known: bool (rows, tokens): which of these states are there.
-        depth: steps.
+    `ids`: int64 (rows, tokens). `states`: of the target, after each token, (rows, tokens, width). `known`: bool (rows,
+    tokens): which of these states are there. `depth`: steps.
     """
     rows, tokens = ids.shape
     positions = torch.arange(tokens).expand(rows, -1)
@@ -104,7 +99,7 @@ def judged(
     with torch.no_grad():
         states = target.model(input_ids=ids, use_cache=False).last_hidden_state
     after = functional.pad(labels[:, 1:], (0, 1), value=IGNORED) != IGNORED
-    return [one[after] for one in (states, *drafted(layer, ids, states, known_states(labels, rng), depth))]
+    return [computed[after] for computed in (states, *drafted(layer, ids, states, known_states(labels, rng), depth))]
 
 
 def losses(layer: StateLayer, target: LlamaForCausalLM, rows: Rows, rng: np.random.Generator) -> Tensor:
@@ -158,6 +153,6 @@ def export(layer: StateLayer, folder: Path) -> None:
     """Write weights and the target's tokenizer beside the card."""
     layer.model.to(torch.float16).save_pretrained(folder)  # type: ignore[arg-type]
     parts = {"fusion": layer.fusion, "absent": layer.absent}
-    save_file({name: one.detach().to(torch.float16) for name, one in parts.items()}, folder / FUSION)
+    save_file({name: part.detach().to(torch.float16) for name, part in parts.items()}, folder / FUSION)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED / "target" / name, folder / name)

@@ -70,7 +70,7 @@ class Recipe:
     """Everything that decides one bundled model, apart from the corpus and the seed."""
 
     name: str
-    tokenizer: str  # a key of tokenizers.BUILDERS
+    tokenizer: str  # a key of BUILDERS, unless it begins with a model
     vocabulary: int  # ids, special tokens included
     width: int  # hidden size
     inner: int  # feed-forward size
@@ -172,7 +172,7 @@ def optimizers_of(weights: Iterable[tuple[str, torch.Tensor]], decay: float) -> 
 def descend(optimizers: Optimizers, loss: torch.Tensor, rate: float) -> None:
     """One step of all optimizers."""
     loss.backward()
-    groups = [group for one in optimizers for group in one.param_groups]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     nn.utils.clip_grad_norm_([weight for group in groups for weight in group["params"]], 1.0)
     for group in groups:
         group["lr"] = rate
@@ -181,7 +181,7 @@ def descend(optimizers: Optimizers, loss: torch.Tensor, rate: float) -> None:
         optimizer.zero_grad()
 
 
-def train(
+def fit(
     recipe: Recipe, model: LlamaForCausalLM, rows_of: Callable[[int], Rows], measured: Measure, folder: Path
 ) -> Progressed:
     """Train `model` in place to the recipe's last step; resumes from `folder`'s checkpoint if there is one."""
