@@ -120,13 +120,9 @@ class Tokenization:
     def encode_prompt(self, text: str, special: bool = True, leave_out: bool = False) -> tuple[int, ...]:
         """The ids of a prompt, in which names of special tokens are understood.
 
-        Args:
-            text: of the prompt, or a rendered chat template.
-            special: add the special tokens that every prompt begins with; a chat template writes them itself.
-            leave_out: leave out ids beyond the model's row of logits.
-
-        Raises:
-            ValueError: there is such an id, or the tokenizer cannot read the text; the message says which.
+        `special`: add the special tokens that every prompt begins with; a chat template writes them itself.
+        `leave_out`: leave out ids beyond the model's row of logits. Raises ValueError: there is such an id, or the
+        tokenizer cannot read the text.
         """
         ids, size = self._read(self._prompt, text, special).ids, self.vocabulary.size
         beyond = [token for token in ids if token >= size]
@@ -173,17 +169,13 @@ class Tokenization:
         `letters`: any letters. `leave_out`: leave out what has no token here. Raises NotExpressible: a control symbol
         or a byte has no token here.
         """
-        segments = segments_of(letters, self._unwritable)
         ids: list[int] = []
-        for segment in segments:
-            ids += self._segment(segment, leave_out)
+        for segment in segments_of(letters, self._unwritable):
+            if (text := segment.text) is None:
+                ids += self._one_by_one(segment.letters, leave_out)
+            else:
+                ids += self._known(text, leave_out) if len(text) <= SHORT else self._text(text, leave_out)
         return tuple(ids)
-
-    def _segment(self, segment: Segment, leave_out: bool) -> Sequence[int]:
-        text = segment.text
-        if text is None:
-            return self._one_by_one(segment.letters, leave_out)
-        return self._known(text, leave_out) if len(text) <= SHORT else self._text(text, leave_out)
 
     def _one_by_one(self, letters: Letters, leave_out: bool) -> list[int]:
         found = [self.vocabulary.ids_of(Letters(letter)) for letter in letters]
@@ -278,12 +270,8 @@ _TO_BOUNDARY = re.compile(
 
 
 def segments_of(letters: Letters, unwritable: str = "") -> list[Segment]:
-    """Cuts letters into segments, in order; their letters, joined, are the given ones.
-
-    Args:
-        letters: any letters.
-        unwritable: characters that must be written byte by byte, because their tokens decode to others.
-    """
+    """Cuts letters into segments, in order; their letters, joined, are the given ones. `unwritable`: characters that
+    must be written byte by byte, because their tokens decode to others."""
     if is_plain(letters):
         return list(_of_bytes(to_bytes(letters), unwritable))
     segments: list[Segment] = []

@@ -79,9 +79,9 @@ def anatomy_of(tokenizer_json: str) -> Anatomy:
     whole: Part = json.loads(tokenizer_json)
     model: Part = whole["model"]
     _check(model)
-    cutters = list(components(whole.get("pre_tokenizer")))
-    changers = list(components(whole.get("normalizer")))
-    undoers = list(components(whole.get("decoder")))
+    cutters, changers, undoers = (
+        list(components(whole.get(name))) for name in ("pre_tokenizer", "normalizer", "decoder")
+    )
     everything = [*cutters, *changers, *undoers]
     pieces = _pieces(model)
     return Anatomy(
@@ -95,14 +95,8 @@ def anatomy_of(tokenizer_json: str) -> Anatomy:
     )
 
 
-def _model_type(model: Part) -> str:
-    if "type" in model:
-        return str(model["type"])
-    return "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordLevel"
-
-
 def _check(model: Part) -> None:
-    kind = _model_type(model)
+    kind = model.get("type", "BPE")  # without a type it is one of the three
     if kind not in ("BPE", "Unigram", "WordLevel"):
         raise TokenizerNotSupported(f"a {kind} tokenizer is not supported; use one with a BPE or Unigram model")
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -198,20 +192,14 @@ class Vocabulary:
     def build(
         tokenizer_json: str, size: int, controls: Sequence[tuple[int, str]], stops: Collection[int], side: Side
     ) -> "Vocabulary":
-        """The vocabulary of a tokenizer.json.
+        """The vocabulary of a tokenizer.json, given as text.
 
-        Args:
-            tokenizer_json: the whole file's text.
-            size: length of the model's logits row; ids beyond the tokenizer's become control symbols,
-                ids of the tokenizer at or above it are left out.
-            controls: (id, `ControlRole` name) of the control symbols that have a role.
-            stops: ids that end an output.
-            side: whose vocabulary, for the control symbols without a role.
+        `size` is the length of the model's logits row: ids beyond the tokenizer's become control symbols, ids of the
+        tokenizer at or above it are left out. `controls` have a `ControlRole`, by its name; `stops` end an output.
 
-        Raises:
-            TokenizerNotSupported: its tokens are not plain strings of letters.
-            ValueError: a control or stop id is not below `size`, a role name is unknown, or more than NAMELESS ids
-                are neither text nor a control symbol with a role.
+        Raises TokenizerNotSupported: its tokens are not plain strings of letters; ValueError: a control or stop id is
+        not below `size`, a role name is unknown, or more than NAMELESS ids are neither text nor a control symbol with a
+        role.
         """
         _check_ids(size, controls, stops)
         anatomy = anatomy_of(tokenizer_json)
@@ -253,16 +241,14 @@ class Vocabulary:
 
 
 def _check_ids(size: int, controls: Sequence[tuple[int, str]], stops: Collection[int]) -> None:
-    for token in [*(token for token, _ in controls), *stops]:
+    for token in [*dict(controls), *stops]:
         if not 0 <= token < size:
-            raise ValueError(
-                f"control or stop id {token} is not an id of a vocabulary of {size}; check the model's config"
-            )
+            what = f"control or stop id {token} is not an id of a vocabulary of {size}"
+            raise ValueError(f"{what}; check the model's config")
     for token, role in controls:
         if role not in ControlRole.__members__:
-            raise ValueError(
-                f"id {token} has the unknown role {role!r}; the roles are {', '.join(ControlRole.__members__)}"
-            )
+            roles = ", ".join(ControlRole.__members__)
+            raise ValueError(f"id {token} has the unknown role {role!r}; the roles are {roles}")
 
 
 def _check_count(size: int, known: Mapping[int, Letters]) -> None:
