@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
@@ -186,7 +186,7 @@ class Said:
     what: What
     text: str
     call: int = 0  # index of the call
-    id: str = ""  # of a call that begins
+    id: str = ""  # of a call that begins: nine letters and digits
 
 
 Steps = Generator[None, None, str]  # yields when it needs more text
@@ -215,19 +215,18 @@ class AnswerParser:
         self._text, self._at = self._text[self._at :] + text, 0
         next(self._reading, None)
         pieces, self._said = self._said, []
-        return [
-            Said(what, "".join(text for _, _, text in group), index, _new_id() if what is What.CALL else "")
+        said = [
+            Said(what, "".join(text for _, _, text in group), index)
             for (what, index), group in groupby(pieces, key=lambda piece: piece[:2])
         ]
+        for call in said:
+            call.id = secrets.token_hex(5)[:9] if call.what is What.CALL else ""  # as templates of Mistral's demand
+        return said
 
     def end(self) -> list[Said]:
         """What was held back, once the answer has ended."""
         self._over = True
         return self.feed("")
-
-    def whole(self, pieces: Iterable[str]) -> list[Said]:
-        """The parts of a whole answer."""
-        return [*(one for piece in pieces for one in self.feed(piece)), *self.end()]
 
     def _answer(self) -> Generator[None, None, None]:
         if self.form.reasoning is not None:
@@ -398,11 +397,6 @@ class AnswerParser:
         if found < 0 and self._blanks and what is What.CONTENT and not self.calls and not self.form.must:
             self._said.append((what, 0, self._blanks))
         return found >= 0
-
-
-def _new_id() -> str:
-    """Of a call: nine letters and digits, as templates of Mistral's demand."""
-    return secrets.token_hex(5)[:9]
 
 
 def _begun(text: str, mark: str) -> int:

@@ -111,12 +111,8 @@ class Grammar:
 
     @staticmethod
     def json(schema: str | dict[str, Any] | bool, **options: Any) -> "Grammar":
-        """JSON by a schema, as text or plain values.
-
-        Args:
-            schema: of the output.
-            options: of llguidance, such as `whitespace_flexible` false: no white space outside of texts.
-        """
+        """JSON by a schema, as text or plain values. `options` are llguidance's, such as `whitespace_flexible` false:
+        no white space outside of texts."""
         text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
         return Grammar(GrammarKind.JSON, json.dumps(_schema(text) | {"x-guidance": options}) if options else text)
 
