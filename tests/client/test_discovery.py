@@ -18,7 +18,8 @@ from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NotServed, Replaced, ServiceError, Unreachable
-from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies
+from crossdraft.rpc.handlers import Replies
+from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.speculation.controller import TargetController
 from crossdraft.target.service import TargetService, TargetSession

@@ -20,7 +20,7 @@ from crossdraft.rpc.generation import (
     encode_reply,
     encode_request,
 )
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.session.events import Reason
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import ControlRole, Letters, Side

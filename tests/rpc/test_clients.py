@@ -8,7 +8,7 @@ import pytest
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NotServed, TooLarge, Unreachable
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import NOTHING, Letters

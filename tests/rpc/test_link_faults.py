@@ -34,7 +34,8 @@ from crossdraft.rpc.errors import (
 )
 from crossdraft.rpc.event_loop import SMALL, Beside
 from crossdraft.rpc.frames import MAX_IN_LOOP, MAX_MESSAGES, MAX_SHARED, EndSession, FrameCodec, Outbox, SessionEnded
-from crossdraft.rpc.handlers import MAX_EARLY, TARGET, UNREAD_LIMITS
+from crossdraft.rpc.handlers import MAX_EARLY, UNREAD_LIMITS
+from crossdraft.rpc.roles import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, OpenTarget, Pass, PassDone

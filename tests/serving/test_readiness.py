@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crossdraft.rpc.generation import SERVICE
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer

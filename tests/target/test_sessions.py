@@ -14,7 +14,7 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, TimedOut
 from crossdraft.rpc.frames import Join
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.roles import TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import MAX_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text import grammar

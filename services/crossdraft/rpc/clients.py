@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
-from crossdraft.rpc.frames import EndSession, Inbox, Outbox, RoleCodec, SessionEnded
+from crossdraft.rpc.frames import EndSession, Outbox, RoleCodec, SessionEnded, read
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.memory import HOST, MemoryChannel, codec_of
 from crossdraft.rpc.roles import DRAFTER, TARGET
@@ -117,9 +117,8 @@ class Link:
         self._sessions: dict[int, LinkSession] = {}
         self._latest = 0  # number of a session
         self._retired = False
-        codec_here = codec_of(channel, role.client(about.vocabulary_size))
-        self._inbox = Inbox(codec_here, limit)
-        self._outbox: Outbox[Any] = Outbox(codec_here, limit, self._refuse)
+        self._codec, self._limit = codec_of(channel, role.client(about.vocabulary_size)), limit
+        self._outbox: Outbox[Any] = Outbox(self._codec, limit, self._refuse)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # of the reply that is due the longest
         # No iterator: frames are written one by one.
@@ -204,7 +203,7 @@ class Link:
                 break
             began = time.perf_counter()
             try:
-                messages = await self._inbox.read(raw)
+                messages = await read(raw, self._codec, self._limit)
             except TooLarge as error:
                 return error
             except BadMessage as error:

@@ -212,18 +212,15 @@ def decode_description(message: pb.Description) -> Description:
     given["controls"] = tuple(zip(controls, (control.role for control in message.controls), strict=True))
     given["stops"] = stops
     if message.HasField("chat_template"):
-        given["chat_template"] = _decode_template(message.chat_template)
+        template = message.chat_template
+        if not template.source:
+            raise BadMessage("chat_template has no source; leave it unset where there is none")
+        given["chat_template"] = ChatTemplate(template.source, tuple(sorted(template.tokens.items())))
     try:
         defaults = SamplingDefaults(**{field.name: value for field, value in message.defaults.ListFields()})
     except ValueError as error:
         raise BadMessage(f"defaults: {error}") from error
     return Description(**given, defaults=defaults)
-
-
-def _decode_template(message: pb.ChatTemplate) -> ChatTemplate:
-    if not message.source:
-        raise BadMessage("chat_template has no source; leave it unset where there is none")
-    return ChatTemplate(message.source, tuple(sorted(message.tokens.items())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,10 +318,10 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
 
     Raises ValueError: one is no distribution.
     """
-    lists = joined([row.ids for row in rows])
-    steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
-    large, small = _parted(steps, lists)
-    message = pb.Rows(ids=encode_lists(lists), large=encode_numbers(large), small=encode_numbers(small))
+    lists, steps = _steps(rows)
+    leading = _leading(lists)
+    large, small = encode_numbers(steps[leading]), encode_numbers(steps[~leading])
+    message = pb.Rows(ids=encode_lists(lists), large=large, small=small)
     if any(row.log_probabilities is not None for row in rows):
         message.logged.extend(0 if row.log_probabilities is None else 1 + len(row.likely) for row in rows)
         for row in rows:
@@ -335,8 +332,7 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
 
 def rounded(rows: Sequence[Row]) -> list[Row]:
     """Rows, at least one, as the other side reads them from a message; raises ValueError as `encode_rows` does."""
-    lists = joined([row.ids for row in rows])
-    steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
+    lists, steps = _steps(rows)
     probabilities, tails = steps / GRID, ((GRID - lists.sums(steps)) / GRID).tolist()
     each = zip(rows, lists.spans, tails, strict=True)
     return [Row(one.ids, probabilities[at], tail, one.log_probabilities, one.likely) for one, at, tail in each]
@@ -356,10 +352,10 @@ def decode_rows(
         raise BadMessage(f"{name}.ids are not distinct")
     large, small = decode_numbers(message.large, f"{name}.large"), decode_numbers(message.small, f"{name}.small")
     if len(large) != sum(min(count, LEADING) for count in lists.counts) or len(large) + len(small) != len(lists.ids):
-        raise BadMessage(
-            f"{name} has {len(lists.ids)} ids, but {len(large)} large and {len(small)} small probabilities"
-        )
-    steps = _together(large, small, lists)
+        what = f"{len(large)} large and {len(small)} small probabilities"
+        raise BadMessage(f"{name} has {len(lists.ids)} ids, but {what}")
+    steps, leading = np.empty(len(lists.ids), dtype=np.int64), _leading(lists)
+    steps[leading], steps[~leading] = large, small
     tails = ((GRID - lists.sums(steps)) / GRID).tolist()
     if tails and min(tails) < 0:
         raise BadMessage(f"{name} has a row that sums to {1 - min(tails):.6g}; at most 1 is possible")
@@ -449,9 +445,12 @@ def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -
     return Row(ids, probabilities, log_probabilities=np.array(values))
 
 
-def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> Ids:
-    """Probabilities in steps. The largest of a row takes what rounding leaves: a whole row must sum to one, and a tail
-    must have a step at least. The others depend on nothing else that is listed: they are the same in every reply."""
+def _steps(rows: Sequence[Row]) -> tuple[Lists, Ids]:
+    """The ids of rows, and their probabilities in steps. The largest of a row takes what rounding leaves: a whole row
+    must sum to one, and a tail must have a step at least. The others depend on nothing else that is listed, and are the
+    same in every reply."""
+    lists, tails = joined([row.ids for row in rows]), np.array([row.tail for row in rows])
+    probabilities = np.concatenate([row.probabilities for row in rows])
     totals = lists.sums(probabilities) + tails
     if not (bool(np.all(np.abs(totals - 1) <= SUM_TOLERANCE)) and not bool((probabilities < 0).any())):
         raise ValueError(f"rows must be distributions; with their tails they sum to {totals.tolist()}")
@@ -462,7 +461,7 @@ def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> 
         for span, rest in zip(lists.spans, left.tolist(), strict=True):
             if rest:
                 steps[span.start + int(steps[span].argmax())] += rest
-    return steps
+    return lists, steps
 
 
 def _distinct(lists: Lists) -> bool:
@@ -470,29 +469,12 @@ def _distinct(lists: Lists) -> bool:
     return not bool((ids[1:] == ids[:-1]).any())
 
 
-def _parted(steps: Ids, lists: Lists) -> tuple[Ids, Ids]:
-    """What belongs to the first ids of the rows, and what to the others."""
-    if len(lists.counts) == 1:
-        return steps[:LEADING], steps[LEADING:]
-    leading = _leading(lists)
-    return steps[leading], steps[~leading]
-
-
-def _together(large: Ids, small: Ids, lists: Lists) -> Ids:
-    """The reverse."""
-    if len(lists.counts) == 1:
-        return np.concatenate((large, small))
-    leading = _leading(lists)
-    steps = np.empty(len(leading), dtype=np.int64)
-    steps[leading], steps[~leading] = large, small
-    return steps
-
-
 def _leading(lists: Lists) -> NDArray[np.bool_]:
     """Whether an id is among the first of its row, shape (n,)."""
-    starts = np.array([0, *accumulate(lists.counts[:-1])])
-    leading: NDArray[np.bool_] = np.arange(len(lists.ids)) - starts[lists.owners] < LEADING
-    return leading
+    places = np.arange(len(lists.ids))
+    if len(lists.counts) > 1:
+        places -= np.array([0, *accumulate(lists.counts[:-1])])[lists.owners]
+    return places < LEADING
 
 
 def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:

@@ -37,6 +37,7 @@ MAX_WAITING_MESSAGES = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MAX_IN_LOOP = 1 << 18
+BESIDE = Beside("frames", small=MAX_IN_LOOP)
 
 
 @dataclass(frozen=True)
@@ -207,22 +208,15 @@ def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
     return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
 
 
-class Inbox:
-    """Reads frames, of which one peer's must not hold up those of others."""
-
-    def __init__(self, codec: FrameCodec[Any, Any], limit: MessageLimit) -> None:
-        self._codec = codec
-        self._limit = limit
-        self._beside = Beside("frames", small=MAX_IN_LOOP)
-
-    async def read(self, raw: bytes) -> list[tuple[int, Any]]:
-        """The messages of a frame; a large one is read in a thread. Raises TooLarge or BadMessage."""
-        if len(raw) > self._limit.frame_bytes:
-            raise too_large("frame", raw, self._limit)
-        try:
-            return await self._beside.run(len(raw), lambda: list(self._codec.decode(raw)))
-        except DecodeError as error:
-            raise BadMessage(f"not a frame of this link: {error}") from error
+async def read(raw: bytes, codec: FrameCodec[Any, Received], limit: MessageLimit) -> list[tuple[int, Any]]:
+    """The messages of a frame; a large one is read in a thread, as one peer's must not hold up those of others. Raises
+    TooLarge or BadMessage."""
+    if len(raw) > limit.frame_bytes:
+        raise too_large("frame", raw, limit)
+    try:
+        return await BESIDE.run(len(raw), lambda: list(codec.decode(raw)))
+    except DecodeError as error:
+        raise BadMessage(f"not a frame of this link: {error}") from error
 
 
 class Outbox(Generic[Waiting]):
