@@ -132,10 +132,8 @@ class DrafterSession:
 
         An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
         """
-        loop, thread = asyncio.get_running_loop(), self._thread
-        asked = time.perf_counter()
-        job = self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply)))
-        return thread.submit(job, self._working)
+        later = partial(self._thread.call_soon, asyncio.get_running_loop(), send)
+        return self._thread.submit(self._job(epoch, time.perf_counter(), later), self._working)
 
     async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         if self._state.source.whose is Whose.TARGET:

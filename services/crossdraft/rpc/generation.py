@@ -86,15 +86,9 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) != DEFAULTS[name]}
     if not isinstance(request.max_tokens, LeftOut):
         given["max_tokens"] = request.max_tokens
+    given |= {name: getattr(asked, name) for name in ("id", "model", "drafter", "together")}
     try:
-        message = pb.GenerateRequest(
-            **given,
-            id=asked.id,
-            model=asked.model,
-            drafter=asked.drafter,
-            together=asked.together,
-            overlap=request.overlap.name,
-        )
+        message = pb.GenerateRequest(**given, overlap=request.overlap.name)
         options = codec.encode_options(request.options)
         for name in MODEL_SETTINGS:
             number = getattr(request.options, name)
@@ -129,10 +123,9 @@ def decode_request(message: pb.GenerateRequest) -> Generate:
     given = {one.name: codec.plain_value(value) for one, value in message.ListFields() if one.name in SETTINGS}
     if message.HasField("options"):
         given["options"] = codec.decode_options(message.options, None)
-    overlap = _name(pb.GenerateRequest.Overlap, message.overlap, "overlap")
-    prompt = _decode_prompt(message)
+    overlap = Overlap(_name(pb.GenerateRequest.Overlap, message.overlap, "overlap"))
     try:
-        request = GenerationRequest(prompt, overlap=Overlap(overlap), **given)
+        request = GenerationRequest(_decode_prompt(message), overlap=overlap, **given)
     except RequestError as error:
         raise errors.BadRequest(str(error)) from error
     drafter = message.drafter if message.HasField("drafter") else None
@@ -154,9 +147,8 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
                 chat.template_kwargs,
             )
         case _:
-            raise errors.BadMessage(
-                "there is no prompt; give text, ids or a chat, with a character, id or message at least"
-            )
+            what = "give text, ids or a chat, with a character, id or message at least"
+            raise errors.BadMessage(f"there is no prompt; {what}")
 
 
 def encode_reply(reply: Reply) -> pb.GenerateReply:
@@ -219,10 +211,7 @@ def encode_models(models: Iterable[ServedModel]) -> pb.ModelsReply:
 
 
 def decode_models(message: pb.ModelsReply) -> tuple[ServedModel, ...]:
-    return tuple(
-        ServedModel(model.name, model.created, model.context, tuple(model.drafters), tuple(model.methods), model.chats)
-        for model in message.models
-    )
+    return tuple(ServedModel(**codec.plain_fields(model)) for model in message.models)
 
 
 def _encode_statistics(statistics: Statistics) -> pb.Statistics:

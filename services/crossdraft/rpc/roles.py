@@ -53,21 +53,21 @@ MAX_STRING = 1 << 16  # letters of each of them
 MAX_BRANCHES = MOST_DRAFT_TOKENS * MOST_DRAFT_TOKENS  # of a frame: as many as one reply may have
 
 
+def _fields(message: Callable[..., Any], **encode: Callable[[Any], Any]) -> Callable[[Any, Written], Any]:
+    """Writes messages that have the fields of their plain values, some of them encoded."""
+
+    def write(plain: Any, _: Written) -> Any:
+        given = vars(plain) | {name: one(getattr(plain, name)) for name, one in encode.items()}
+        given.pop("request_id", None)  # the frame has it
+        return message(**given)
+
+    return write
+
+
+_OPENING: dict[str, Callable[[Any], Any]] = {"options": codec.encode_options, "noise": codec.encode_noise}
+
+
 # Requests to a target.
-
-
-def _write_open_target(request: OpenTarget, written: Written) -> target_pb.OpenTarget:
-    return target_pb.OpenTarget(**_opening(request))
-
-
-def _opening(request: OpenTarget | OpenDrafter) -> dict[str, Any]:
-    """The fields that both have; the frame has the id of the request."""
-    given = vars(request) | {
-        "options": codec.encode_options(request.options),
-        "noise": codec.encode_noise(request.noise),
-    }
-    del given["request_id"]
-    return given
 
 
 def _read_open_target(message: target_pb.OpenTarget, share: object, size: int | None) -> OpenTarget:
@@ -135,10 +135,6 @@ def _read_tree(message: target_pb.TokenTree, size: int | None) -> TokenTree:
         return TokenTree(tokens, tuple(parent - 1 for parent in message.parents))
     except ValueError as error:
         raise BadMessage(f"tree: {error}") from error
-
-
-def _write_fetch(request: FetchRow, written: Written) -> target_pb.FetchRow:
-    return target_pb.FetchRow(**vars(request) | {"listed": codec.encode_ids(request.listed)})
 
 
 def _read_fetch(message: target_pb.FetchRow, share: object, size: int | None) -> FetchRow:
@@ -235,11 +231,6 @@ def _target_columns(frame: target_pb.VerifyReplies, size: int | None) -> Sequenc
 # Requests to a drafter.
 
 
-def _write_open_drafter(request: OpenDrafter, written: Written) -> drafter_pb.OpenDrafter:
-    changed = {"prompt": request.prompt.encode(), "allowed": codec.encode_ids(request.allowed)}
-    return drafter_pb.OpenDrafter(**_opening(request) | changed)
-
-
 def _read_open_drafter(message: drafter_pb.OpenDrafter, share: object, size: int | None) -> OpenDrafter:
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
@@ -251,11 +242,6 @@ def _read_open_drafter(message: drafter_pb.OpenDrafter, share: object, size: int
         "allowed": codec.decode_ids(message.allowed, "allowed", size) if message.HasField("allowed") else None,
     }
     return OpenDrafter(**codec.plain_fields(message) | changed)
-
-
-def _write_draft(request: Draft, written: Written) -> drafter_pb.Draft:
-    hidden = codec.encode_hidden(request.hidden)
-    return drafter_pb.Draft(**vars(request) | {"letters": request.letters.encode(), "hidden": hidden})
 
 
 def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> Draft:
@@ -274,10 +260,6 @@ def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> D
     hidden = codec.decode_hidden(message)
     shape = chunk, depth, width, message.adopt, message.first, nodes, message.least_likely, hidden
     return Draft(message.epoch, message.offset, letters, message.count, *shape)
-
-
-def _write_score(request: Score, written: Written) -> drafter_pb.Score:
-    return drafter_pb.Score(**vars(request) | {"strings": [letters.encode() for letters in request.strings]})
 
 
 def _read_score(message: drafter_pb.Score, share: object, size: int | None) -> Score:
@@ -384,7 +366,7 @@ def _alike(value: type, field: str, message: Callable[..., Any]) -> Kind:
     """Messages that have the same fields as their plain values, none of which must be checked."""
     names = [one.name for one in fields(value)]
     parts: Any = attrgetter(*names) if len(names) > 1 else lambda message: [getattr(message, name) for name in names]
-    return Kind(value, field, lambda plain, _: message(**vars(plain)), lambda message, *_: value(*parts(message)))
+    return Kind(value, field, _fields(message), lambda message, *_: value(*parts(message)))
 
 
 def _weight_of_node(node: Row | Sample) -> int:
@@ -400,20 +382,21 @@ def _weight_of_reply(reply: PassDone | PromptScored) -> int:
     return sum(map(_weight_of_node, reply.nodes)) + len(reply.hidden.states)
 
 
+def _weight_of_open(opening: OpenTarget | OpenDrafter) -> int:
+    return len(opening.prompt) + len(opening.options.grammar.text if opening.options.grammar else "")
+
+
 def _weight_of_pass(request: Pass) -> int:
     return len(request.committed) + len(request.tree) + sum(map(len, request.listed))
-
-
-def _weight_of_open(opening: OpenTarget | OpenDrafter) -> int:
-    grammar, allowed = opening.options.grammar, opening.allowed if isinstance(opening, OpenDrafter) else None
-    lists = (opening.prompt, allowed, None if grammar is None else grammar.text)
-    return sum(0 if one is None else len(one) for one in lists)
 
 
 def _weight_of_drafted(reply: Drafted) -> int:
     return sum(1 if token.row is None else 2 * len(token.row.ids) for token in reply.draft_tokens)
 
 
+_write_open_drafter = _fields(drafter_pb.OpenDrafter, prompt=str.encode, allowed=codec.encode_ids, **_OPENING)
+_write_draft = _fields(drafter_pb.Draft, letters=str.encode, hidden=codec.encode_hidden)
+_write_score = _fields(drafter_pb.Score, strings=lambda strings: [letters.encode() for letters in strings])
 OPENED, ENDED = _alike(Opened, "opened", common.Opened), _alike(SessionEnded, "ended", common.SessionEnded)
 CLOSE = _alike(EndSession, "close", common.CloseSession)
 TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | RowFetched | PromptScored] = RoleCodec(
@@ -425,11 +408,11 @@ TARGET: RoleCodec[OpenTarget, Pass | FetchRow | RunTo | ScorePrompt, PassDone | 
         target_pb.VerifyRequests,
         "requests",
         (
-            Kind(OpenTarget, OPEN, _write_open_target, _read_open_target, _weight_of_open),
+            Kind(OpenTarget, OPEN, _fields(target_pb.OpenTarget, **_OPENING), _read_open_target, _weight_of_open),
             Kind(Pass, "next_pass", _write_pass, _read_pass, _weight_of_pass, lambda one, of: of[0].take(one.listed)),
-            Kind(FetchRow, "fetch", _write_fetch, _read_fetch),
+            Kind(FetchRow, "fetch", _fields(target_pb.FetchRow, listed=codec.encode_ids), _read_fetch),
             _alike(RunTo, "run_to", target_pb.RunTo),
-            Kind(ScorePrompt, "score", lambda one, _: target_pb.ScorePrompt(**vars(one)), _read_prompt_request),
+            Kind(ScorePrompt, "score", _fields(target_pb.ScorePrompt), _read_prompt_request),
             CLOSE,
         ),
         lambda frame, size: (Shares(codec.decode_lists(frame.listed, "listed", size).split(), "lists"),),

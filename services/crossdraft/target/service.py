@@ -191,12 +191,8 @@ class TargetSession:
         """Takes a request: one reply for each, in order; several for a run, which ends when another is asked for, and
         for a prompt to be scored.
 
-        A session that was lost elsewhere goes on here: its first pass has all ids that were committed before.
-
-        Raises:
-            ProtocolBroken: the pass is not the next one, or draws without a key; or the latest pass has not answered
-                this node, or has drawn; or the prompt ends before; or too many requests wait.
-            ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
+        A session that was lost elsewhere goes on here: its first pass has all ids that were committed before. Raises
+        ProtocolBroken: it is not due, or too many wait; ContextTooLong: committed ids and tree do not fit.
         """
         if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
             self._change_run(request)
@@ -267,9 +263,8 @@ class TargetSession:
         if run is None or request.number != self._number:
             return
         if request.tokens > run.tokens + MAX_RUN:
-            raise ProtocolBroken(
-                f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MAX_RUN} more are possible at once"
-            )
+            what = f"a run of {run.tokens} tokens is to have {request.tokens}"
+            raise ProtocolBroken(f"{what}; at most {MAX_RUN} more are possible at once")
         self._check_room(len(self._context) + request.tokens - 1, f"the text with a run of {request.tokens}")
         run.tokens = request.tokens
 
@@ -384,8 +379,7 @@ class TargetSession:
             # The loop makes the reply: the model thread has other things to do.
             hidden = None if more or hidden is None else hidden[len(tokens) - 1 : len(tokens)]
             found = Found(partial(tuple, samples), answer, ended - began, queued, state_bytes(hidden))
-            drew = partial(self._drew, request, found, more, first)
-            self._running.thread.call_soon(self._loop, drew)
+            self._running.thread.call_soon(self._loop, self._drew, request, found, more, first)
             first += len(tokens)
 
     def _forced(self, text: Letters, most: int) -> tuple[int, ...]:
@@ -410,8 +404,7 @@ class TargetSession:
             answer: ForwardResult = yield ForwardRequest(self, prompt[:first], TokenTree.chain(tokens[:-1]))
             found = yield ScoreRequest(answer.logits, tokens, request.likely)
             more = first + len(tokens) < len(prompt)
-            scored = partial(self._scored, first, found, answer.seconds, more)
-            self._running.thread.call_soon(self._loop, scored)
+            self._running.thread.call_soon(self._loop, self._scored, first, found, answer.seconds, more)
             first += len(tokens)
 
     def _scored(self, first: int, found: Callable[[], tuple[Sample, ...]], seconds: float, more: bool) -> None:
