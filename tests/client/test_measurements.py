@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from crossdraft.client.driver import Driver, LaneWatch
-from crossdraft.rpc.clients import Traffic
+from crossdraft.rpc.links import Traffic
 from crossdraft.session.events import Close, Command, Ready, Replied, Send
 from crossdraft.session.ledger import Ledger
 from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Scored

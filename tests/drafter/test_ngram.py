@@ -30,7 +30,7 @@ from crossdraft.drafter.ngram import (
     ngram_server,
 )
 from crossdraft.rpc.errors import BadRequest, ProtocolBroken
-from crossdraft.rpc.roles import DRAFTER
+from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import ControlRole, Letters, from_bytes

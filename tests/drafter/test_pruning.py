@@ -12,7 +12,7 @@ from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, Pruning, load_model
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.roles import DRAFTER
+from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.frequencies import count_frequencies
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes

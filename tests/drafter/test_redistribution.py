@@ -10,7 +10,7 @@ import pytest
 from crossdraft.drafter.service import DrafterService, ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.roles import DRAFTER
+from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.affinity import Affinity, Matrix, save_affinity
 from crossdraft.text.letters import Letters, Side, from_bytes

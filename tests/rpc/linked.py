@@ -14,10 +14,9 @@ import numpy as np
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.frames import FrameCodec, RoleCodec
+from crossdraft.rpc.frames import TARGET, FrameCodec, RoleCodec
 from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint, codec_of
-from crossdraft.rpc.roles import TARGET
 from crossdraft.types.messages import (
     Advance,
     Description,

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar
 
-from crossdraft.rpc import clients
-from crossdraft.rpc.clients import LinkSession, Traffic
+from crossdraft.rpc import links
 from crossdraft.rpc.errors import Closed, ServiceError
+from crossdraft.rpc.links import LinkSession, Traffic
 from crossdraft.types.messages import (
     Draft,
     Drafted,
@@ -162,9 +162,9 @@ class Opening(Generic[Session]):
             yield session
 
 
-class TargetClient(Opening[TargetSession], clients.TargetClient):
+class TargetClient(Opening[TargetSession], links.TargetClient):
     kind = TargetSession
 
 
-class DrafterClient(Opening[DrafterSession], clients.DrafterClient):
+class DrafterClient(Opening[DrafterSession], links.DrafterClient):
     kind = DrafterSession

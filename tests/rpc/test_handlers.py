@@ -7,9 +7,9 @@ import pytest
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc import log_context
 from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, name_of
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.handlers import Activity, Tally
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
-from crossdraft.rpc.roles import TARGET
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, PassDone, SamplingOptions

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from crossdraft.rpc.errors import ServiceError, Unreachable
-from crossdraft.rpc.roles import TARGET
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree
@@ -24,7 +24,7 @@ AT_ONCE = Listening(grace_seconds=0)
 BOUND = 30  # seconds; about 3 are usual, gRPC's own are over 45
 SERVE = """
 import asyncio
-from crossdraft.rpc.roles import TARGET
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.server import Listening, Server, serve
 from tests.rpc.linked import PuppetService
 async def main():

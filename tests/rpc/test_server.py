@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.roles import DRAFTER, TARGET
+from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, freeze_heap, serve
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions
 from crossdraft.types.trees import TokenTree

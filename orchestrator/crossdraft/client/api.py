@@ -25,9 +25,9 @@ from weakref import WeakSet
 from crossdraft.client.discovery import Discovery
 from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Services
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import TimedOut
 from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason

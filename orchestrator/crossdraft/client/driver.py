@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.clients import LinkSession
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
+from crossdraft.rpc.links import LinkSession
 from crossdraft.session import events
 from crossdraft.session.session import Session
 from crossdraft.trace.timeline import Step, Watch

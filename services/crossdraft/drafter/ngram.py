@@ -26,8 +26,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from crossdraft.config.engine import NgramOptions
 from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, ReplyBuffer, Request, Send, matcher_of
 from crossdraft.rpc.errors import ProtocolBroken
+from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.handlers import Replies
-from crossdraft.rpc.roles import DRAFTER
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.grammar import GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, common_length, from_bytes

@@ -21,8 +21,8 @@ from crossdraft.engine.sampler import Draws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.event_loop import SMALL, Beside
+from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.handlers import Replies
-from crossdraft.rpc.roles import DRAFTER
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side

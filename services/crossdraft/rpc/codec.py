@@ -1,4 +1,4 @@
-"""Protobuf messages to plain values and back: what target and drafter messages have in common.
+"""Protobuf messages to plain values and back: what the messages of target and drafter consist of.
 
 Decoding checks everything that a value must fulfil, and raises `BadMessage` with a text that names the field. Sizes are
 checked before anything is made of a field, as a few bytes can ask for much memory.
@@ -28,8 +28,18 @@ from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, Side
-from crossdraft.types.messages import Description, HiddenStates, NoiseKey, Sample, SamplingDefaults, SamplingOptions
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    Branch,
+    Description,
+    HiddenStates,
+    NoiseKey,
+    Sample,
+    SamplingDefaults,
+    SamplingOptions,
+)
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
+from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.v1 import drafter_pb2 as drafter_pb
 from crossdraft.v1 import target_pb2 as target_pb
@@ -43,6 +53,7 @@ MAX_STOPS = 1 << 16  # ids that may end an output
 MAX_WORDS = 1 << 20  # ids of all bad_words
 MAX_STATES = 1 << 12  # hidden states in one message
 MAX_BITS = 32  # of a number
+MAX_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
 SIZES = (1, 2, 3, 4)  # bytes of a number
 MAX_MICROSECONDS = 2**32 - 1
 MICRO = 1_000_000  # microseconds in a second
@@ -503,3 +514,31 @@ def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> t
     values = _logs(message.log_probabilities, len(tokens), "samples")
     likely = _decode_likely(message, counts, "samples", vocabulary_size)
     return tuple(map(Sample, tokens, values, likely, ranks))
+
+
+def decode_tree(message: target_pb.TokenTree, size: int | None) -> TokenTree:
+    tokens = decode_id_tuple(message.tokens, "tree.tokens", size, MAX_NODES)
+    check_max(len(message.parents), len(tokens), "tree.parents")
+    try:
+        if not message.parents:
+            return TokenTree.chain(tokens)
+        return TokenTree(tokens, tuple(parent - 1 for parent in message.parents))
+    except ValueError as error:
+        raise BadMessage(f"tree: {error}") from error
+
+
+def decode_branch(message: drafter_pb.Branch, name: str, size: int | None) -> Branch:
+    if not message.number:
+        raise BadMessage(f"{name}.number must be at least 1; 0 is none")
+    letters = decode_letters(message.letters, f"{name}.letters")
+    if not letters:
+        raise BadMessage(f"{name}.letters is empty; something must replace what is refused")
+    tokens = decode_id_tuple(message.tokens, f"{name}.tokens", size, MOST_DRAFT_TOKENS)
+    return Branch(message.number, message.offset, letters, tokens)
+
+
+def weight_of_node(node: Row | Sample) -> int:
+    likely = 5 * len(node.likely)
+    if isinstance(node, Sample):
+        return 5 + likely
+    return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely

@@ -19,7 +19,8 @@ import grpc
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc import codec, errors, log_context
 from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError
-from crossdraft.rpc.frames import Answer, Ask, EndSession, Join, Opening, Outbox, RoleCodec, SessionEnded, read
+from crossdraft.rpc.frames import Answer, Ask, EndSession, Opening, RoleCodec, SessionEnded
+from crossdraft.rpc.links import Join, Outbox, read
 from crossdraft.rpc.memory import MemoryContext, codec_of
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types import messages

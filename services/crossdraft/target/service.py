@@ -29,8 +29,8 @@ from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningMode
 from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, Full, ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.handlers import Replies
-from crossdraft.rpc.roles import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
