@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 
 from tokenizers import Encoding, Tokenizer
 
@@ -269,37 +268,20 @@ _TO_BOUNDARY = re.compile(
 )
 
 
-def segments_of(letters: Letters, unwritable: str = "") -> list[Segment]:
+_CONTROLS = re.compile("([\u0100-\U0010ffff]+)")
+
+
+def segments_of(letters: Letters, unwritable: str = "") -> Iterator[Segment]:
     """Cuts letters into segments, in order; their letters, joined, are the given ones. `unwritable`: characters that
-    must be written byte by byte, because their tokens decode to others."""
-    if is_plain(letters):
-        return list(_of_bytes(to_bytes(letters), unwritable))
-    segments: list[Segment] = []
-    for control, run in groupby(letters, key=lambda letter: ord(letter) >= FIRST_CONTROL):
-        joined = Letters("".join(run))
-        segments.extend([Segment(joined, None)] if control else _of_bytes(to_bytes(joined), unwritable))
-    return segments
-
-
-_BROKEN = re.compile("[\udc80-\udcff]+")  # bytes that are not UTF-8, decoded with surrogateescape
-
-
-def _of_bytes(raw: bytes, unwritable: str) -> Iterator[Segment]:
-    text, done = raw.decode(errors="surrogateescape"), 0
-    for broken in _BROKEN.finditer(text):
-        yield from _of_text(text[done : broken.start()], unwritable)
-        yield Segment(from_bytes(broken.group().encode(errors="surrogateescape")), None)
-        done = broken.end()
-    yield from _of_text(text[done:], unwritable)
-
-
-def _of_text(text: str, unwritable: str) -> Iterator[Segment]:
-    if text and not unwritable:
-        yield Segment(from_bytes(text.encode()), text)
-        return
-    for strange, run in groupby(text, key=unwritable.__contains__):
-        joined = "".join(run)
-        yield Segment(from_bytes(joined.encode()), None if strange else joined)
+    must be written byte by byte, because their tokens decode to others, like bytes that are not UTF-8."""
+    strange = re.compile(f"([\udc80-\udcff{re.escape(unwritable)}]+)")  # bytes that are not UTF-8 are decoded so
+    for place, run in enumerate(_CONTROLS.split(letters)):
+        if place % 2:
+            yield Segment(Letters(run), None)
+            continue
+        for at, part in enumerate(strange.split(to_bytes(Letters(run)).decode(errors="surrogateescape"))):
+            if part:
+                yield Segment(from_bytes(part.encode(errors="surrogateescape")), None if at % 2 else part)
 
 
 class LetterDecoder:

@@ -210,7 +210,7 @@ class NgramSession:
         copied = from_bytes(self._copied(missing))
         if self._matcher is not None:
             copied = self._fitting(self._matcher, copied)
-        ids = [byte_ids()[letter] for letter in copied[:missing]]
+        ids = [byte_vocabulary().ids_of(Letters(letter))[0] for letter in copied[:missing]]
         if self._allowed is not None:
             ids = list(takewhile(self._allowed.__contains__, ids))
         self._text += to_text(byte_vocabulary().letters_of(ids))
@@ -306,11 +306,6 @@ def byte_tokenizer() -> str:
 @cache
 def byte_vocabulary() -> Vocabulary:
     return Vocabulary.build(byte_tokenizer(), 256, (), (), Side.DRAFTER)
-
-
-@cache
-def byte_ids() -> dict[str, int]:
-    return {letter: token for token, letter in enumerate(byte_vocabulary().letters)}
 
 
 def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:

@@ -6,7 +6,8 @@ puts rows, samples and lists of ids into the frame's columns, and each one that 
 is wrong with a message raises BadMessage, with a text that names the field.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from operator import attrgetter
@@ -67,16 +68,6 @@ class FrameCodec(Generic[Sent, Received]):
     weight: Callable[[Sent], int]  # about how many bytes a message will have, at least
 
 
-class Written:
-    """Columns of a frame that is written: what its messages have of one kind stands together."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.samples: list[plain.Sample] = []
-        self.listed: list[Ids] = []
-        self.branches = 0  # of drafts
-
-
 class Shares(Generic[Received]):
     """A column of a frame that is read, of which its messages take their shares one after another."""
 
@@ -100,6 +91,13 @@ class Shares(Generic[Received]):
 
 
 NOTHING_SHARED: Sequence[Any] = ()
+# Columns of a frame that is written: what its messages have of one kind stands together.
+Written = defaultdict[str, list[Any]]
+COLUMNS: Mapping[str, Callable[[Any], Message]] = {
+    "rows": codec.encode_rows,
+    "samples": codec.encode_samples,
+    "listed": lambda lists: codec.encode_lists(codec.joined(lists)),
+}
 
 
 @dataclass(frozen=True)
@@ -135,19 +133,16 @@ class Direction:
     def encode(self, messages: Sequence[tuple[int, Any]]) -> bytes:
         """A frame; raises ValueError."""
         frame: Any = self.frame()
-        entries, written, kinds = getattr(frame, self.entries), Written(), self._by_value
+        entries, written, kinds = getattr(frame, self.entries), Written(list), self._by_value
         for session, value in messages:
             kind = kinds[type(value)]
             entry = {"session": session, kind.field: kind.write(value, written)}
             if kind.field == OPEN:
                 entry["request_id"] = value.request_id
             entries.add(**entry)
-        if written.rows:
-            frame.rows.CopyFrom(codec.encode_rows(written.rows))
-        if written.samples:
-            frame.samples.CopyFrom(codec.encode_samples(written.samples))
-        if written.listed:
-            frame.listed.CopyFrom(codec.encode_lists(codec.joined(written.listed)))
+        for name, encode in COLUMNS.items():
+            if column := written[name]:
+                getattr(frame, name).CopyFrom(encode(column))
         raw: bytes = frame.SerializeToString()
         return raw
 
@@ -248,7 +243,7 @@ def _check_likely(likely: int) -> None:
 def _write_pass(request: plain.Pass, written: Written) -> target_pb.Pass:
     if request.wanted == ():
         raise ValueError("a pass must want something: wanted is None for everything, or has at least the root")
-    written.listed += request.listed
+    written["listed"] += request.listed
     tree = request.tree
     return target_pb.Pass(
         number=request.number,
@@ -303,7 +298,7 @@ def _write_done(reply: plain.PassDone, written: Written) -> target_pb.PassDone:
         rows = sum(isinstance(node, Row) for node in reply.nodes)
         raise ValueError(f"a pass needs rows or samples as its answers, not {rows} and {count - rows}")
     of_rows = kinds == {Row}
-    (written.rows if of_rows else written.samples).extend(reply.nodes)  # type: ignore[arg-type]  # by their kind
+    written["rows" if of_rows else "samples"] += reply.nodes
     return target_pb.PassDone(
         number=reply.number,
         rows=count if of_rows else 0,
@@ -354,7 +349,7 @@ def _read_fetched(message: target_pb.RowFetched, share: object, size: int | None
 
 
 def _write_prompt(reply: plain.PromptScored, written: Written) -> target_pb.PromptScored:
-    written.samples += reply.tokens
+    written["samples"] += reply.tokens
     microseconds = codec.encode_seconds(reply.seconds)
     return target_pb.PromptScored(
         first=reply.first, samples=len(reply.tokens), microseconds=microseconds, more=reply.more
@@ -436,10 +431,10 @@ def _write_drafted(reply: plain.Drafted, written: Written) -> drafter_pb.Drafted
     kinds = {draft_token.whose for draft_token in reply.draft_tokens}
     if len(rows) not in (0, len(reply.draft_tokens)) or len(kinds) > 1:
         raise ValueError("the draft tokens of a reply must all have rows or none, and use the same ids")
-    written.rows += rows
-    written.branches += len(reply.branches)
-    if written.branches > MAX_BRANCHES:
-        raise ValueError(f"{written.branches} branches; at most {MAX_BRANCHES} are possible")
+    written["rows"] += rows
+    written["branches"] += reply.branches
+    if (branches := len(written["branches"])) > MAX_BRANCHES:
+        raise ValueError(f"{branches} branches; at most {MAX_BRANCHES} are possible")
     return drafter_pb.Drafted(
         epoch=reply.epoch,
         tokens=[draft_token.token for draft_token in reply.draft_tokens],
