@@ -83,11 +83,11 @@ def anatomy_of(tokenizer_json: str) -> Anatomy:
         list(components(whole.get(name))) for name in ("pre_tokenizer", "normalizer", "decoder")
     )
     everything = [*cutters, *changers, *undoers]
-    pieces = _pieces(model)
+    pieces, unknown = _pieces(model)
     return Anatomy(
         pieces=tuple(pieces.items()),
         added=tuple(AddedToken(part["id"], part["content"], part["special"]) for part in whole["added_tokens"] or ()),
-        unknown=_unknown(model, pieces),
+        unknown=unknown,
         byte_level=any(part["type"] == "ByteLevel" for part in everything),
         space_mark=any(_writes_space_mark(part) for part in everything),
         byte_fallback=bool(model.get("byte_fallback")) or any(part["type"] == "ByteFallback" for part in undoers),
@@ -107,18 +107,12 @@ def _check(model: Part) -> None:
             )
 
 
-def _pieces(model: Part) -> dict[int, str]:
+def _pieces(model: Part) -> tuple[dict[int, str], int | None]:
+    """By id; and the id of the unknown one, if there is one."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, list):
-        return {index: entry[0] for index, entry in enumerate(vocabulary)}
-    return {index: piece for piece, index in vocabulary.items()}
-
-
-def _unknown(model: Part, pieces: dict[int, str]) -> int | None:
-    if isinstance(model["vocab"], list):
-        return model.get("unk_id")
-    name = model.get("unk_token")
-    return next((index for index, piece in pieces.items() if piece == name), None)
+        return {index: entry[0] for index, entry in enumerate(vocabulary)}, model.get("unk_id")
+    return {index: piece for piece, index in vocabulary.items()}, vocabulary.get(model.get("unk_token"))
 
 
 def _writes_space_mark(part: Part) -> bool:

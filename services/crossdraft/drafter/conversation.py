@@ -252,7 +252,9 @@ class Conversation:
             case Advance(count=0):
                 self._stop(request)
             case Advance():
-                self._go_on(self._epochs.advance(request))
+                epoch = self._epochs.advance(request)
+                if epoch is not None and (self._drafting is None or self._drafting.done()):
+                    self._draft(epoch)
             case Score():
                 self._scoring = asyncio.create_task(self._score(self._epochs.scored(request), request))
                 self._scoring.add_done_callback(self._scored)
@@ -292,10 +294,6 @@ class Conversation:
             error = fault
         if error is not None:
             self._replies.fail(error)
-
-    def _go_on(self, epoch: DraftProgress | None) -> None:
-        if epoch is not None and (self._drafting is None or self._drafting.done()):
-            self._draft(epoch)
 
     def _draft(self, epoch: DraftProgress) -> None:
         def send(reply: Drafted) -> None:

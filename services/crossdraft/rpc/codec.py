@@ -359,7 +359,8 @@ def decode_rows(
     if not (drawn or message.ByteSize()):  # most frames have none
         return []
     lists = decode_lists(message.ids, f"{name}.ids", vocabulary_size)
-    if not _distinct(lists):
+    ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MAX_BITS) | lists.ids)
+    if (ids[1:] == ids[:-1]).any():
         raise BadMessage(f"{name}.ids are not distinct")
     large, small = decode_numbers(message.large, f"{name}.large"), decode_numbers(message.small, f"{name}.small")
     if len(large) != sum(min(count, LEADING) for count in lists.counts) or len(large) + len(small) != len(lists.ids):
@@ -473,11 +474,6 @@ def _steps(rows: Sequence[Row]) -> tuple[Lists, Ids]:
             if rest:
                 steps[span.start + int(steps[span].argmax())] += rest
     return lists, steps
-
-
-def _distinct(lists: Lists) -> bool:
-    ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MAX_BITS) | lists.ids)
-    return not bool((ids[1:] == ids[:-1]).any())
 
 
 def _leading(lists: Lists) -> NDArray[np.bool_]:

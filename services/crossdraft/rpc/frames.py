@@ -90,6 +90,7 @@ class Shares(Generic[Received]):
             raise BadMessage(f"the frame has {len(self._values)} {self._name}; its messages name {self._taken}")
 
 
+Columns = Mapping[str, Shares[Any]]
 NOTHING_SHARED: Sequence[Any] = ()
 # Columns of a frame that is written: what its messages have of one kind stands together.
 Written = defaultdict[str, list[Any]]
@@ -109,7 +110,7 @@ class Kind:
     write: Callable[[Any, Written], Message]  # of a plain value; raises ValueError
     read: Callable[[Any, Sequence[Any], int | None], Any]  # of the message, its share and the vocabulary's size
     weight: Callable[[Any], int] = lambda value: 0  # about how many bytes it has, at least; most are small
-    share: Callable[[Any, Sequence[Shares[Any]]], Sequence[Any]] | None = None  # that the message has of the columns
+    share: Callable[[Any, Columns], Sequence[Any]] | None = None  # that the message has of the columns
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Direction:
     entries: str  # the field that has the messages
     kinds: Sequence[Kind]
     # Reads those of a frame, for a vocabulary of so many ids; raises BadMessage.
-    columns: Callable[[Any, int | None], Sequence[Shares[Any]]] = lambda frame, size: ()
+    columns: Callable[[Any, int | None], Columns] = lambda frame, size: {}
 
     @cached_property
     def _by_value(self) -> dict[type, Kind]:
@@ -169,7 +170,7 @@ class Direction:
                 yield entry.session, replace(value, request_id=entry.request_id) if field == OPEN else value
             except BadMessage as error:
                 yield entry.session, error
-        for column in columns:
+        for column in columns.values():
             column.check()
 
     def weight(self, value: object) -> int:
@@ -210,6 +211,11 @@ def _fields(message: Callable[..., Any], **encode: Callable[[Any], Any]) -> Call
         return message(**given)
 
     return write
+
+
+def _share(*names: str) -> Callable[[Any, Columns], Sequence[Any]]:
+    """Of each of these columns as many as the message's field of the same name says."""
+    return lambda message, columns: [one for name in names for one in columns[name].take(getattr(message, name))]
 
 
 _OPENING: dict[str, Callable[[Any], Any]] = {"options": codec.encode_options, "noise": codec.encode_noise}
@@ -256,10 +262,6 @@ def _write_pass(request: plain.Pass, written: Written) -> target_pb.Pass:
         draws=request.draws,
         run=request.run if request.run > 1 else 0,
     )
-
-
-def _share_of_pass(message: target_pb.Pass, columns: Sequence[Shares[Any]]) -> Sequence[Ids]:
-    return columns[0].take(message.listed)
 
 
 def _read_pass(message: target_pb.Pass, listed: Sequence[Ids], size: int | None) -> plain.Pass:
@@ -314,11 +316,6 @@ def _write_done(reply: plain.PassDone, written: Written) -> target_pb.PassDone:
     )
 
 
-def _share_of_done(message: target_pb.PassDone, columns: Sequence[Shares[Any]]) -> Sequence[Row | plain.Sample]:
-    rows, samples = columns
-    return *rows.take(message.rows), *samples.take(message.samples)
-
-
 def _read_done(message: target_pb.PassDone, nodes: Sequence[Row | plain.Sample], size: int | None) -> plain.PassDone:
     if bool(message.rows) == bool(message.samples):
         raise BadMessage("done needs rows or samples, one answer at least")
@@ -329,9 +326,8 @@ def _read_done(message: target_pb.PassDone, nodes: Sequence[Row | plain.Sample],
 
 
 def _write_fetched(reply: plain.RowFetched, written: Written) -> target_pb.RowFetched:
-    if reply.row.whole:
-        return target_pb.RowFetched(number=reply.number, node=reply.node, whole=codec.encode_whole(reply.row))
-    return target_pb.RowFetched(number=reply.number, node=reply.node, head=codec.encode_rows([reply.row]))
+    row: Any = {"whole": codec.encode_whole(reply.row)} if reply.row.whole else {"head": codec.encode_rows([reply.row])}
+    return target_pb.RowFetched(number=reply.number, node=reply.node, **row)
 
 
 def _read_fetched(message: target_pb.RowFetched, share: object, size: int | None) -> plain.RowFetched:
@@ -356,19 +352,15 @@ def _write_prompt(reply: plain.PromptScored, written: Written) -> target_pb.Prom
     )
 
 
-def _share_of_prompt(message: target_pb.PromptScored, columns: Sequence[Shares[Any]]) -> Sequence[plain.Sample]:
-    return columns[1].take(message.samples)
-
-
 def _read_prompt(
     message: target_pb.PromptScored, tokens: Sequence[plain.Sample], size: int | None
 ) -> plain.PromptScored:
     return plain.PromptScored(message.first, tuple(tokens), codec.decode_seconds(message.microseconds), message.more)
 
 
-def _target_columns(frame: target_pb.VerifyReplies, size: int | None) -> Sequence[Shares[Any]]:
-    rows = codec.decode_rows(frame.rows, "rows", size)
-    return Shares(rows, "rows"), Shares(codec.decode_samples(frame.samples, size), "samples")
+def _target_columns(frame: target_pb.VerifyReplies, size: int | None) -> Columns:
+    rows, samples = codec.decode_rows(frame.rows, "rows", size), codec.decode_samples(frame.samples, size)
+    return {"rows": Shares(rows, "rows"), "samples": Shares(samples, "samples")}
 
 
 # Requests to a drafter.
@@ -448,8 +440,8 @@ def _write_drafted(reply: plain.Drafted, written: Written) -> drafter_pb.Drafted
     )
 
 
-def _share_of_drafted(message: drafter_pb.Drafted, columns: Sequence[Shares[Any]]) -> Sequence[Row]:
-    return columns[0].take(len(message.tokens)) if message.with_rows else ()
+def _share_of_drafted(message: drafter_pb.Drafted, columns: Columns) -> Sequence[Row]:
+    return columns["rows"].take(len(message.tokens)) if message.with_rows else ()
 
 
 def _read_drafted(message: drafter_pb.Drafted, rows: Sequence[Row], size: int | None) -> plain.Drafted:
@@ -477,12 +469,12 @@ def _read_scored(message: drafter_pb.Scored, share: object, size: int | None) ->
     return plain.Scored(message.epoch, probabilities, codec.decode_seconds(message.microseconds))
 
 
-def _drafter_columns(frame: drafter_pb.DraftReplies, size: int | None) -> Sequence[Shares[Any]]:
+def _drafter_columns(frame: drafter_pb.DraftReplies, size: int | None) -> Columns:
     check_max(sum(len(message.drafted.branches) for message in frame.replies), MAX_BRANCHES, "the frame's branches")
     with_rows = [message.drafted.tokens for message in frame.replies if message.drafted.with_rows]
     check_max(sum(map(len, with_rows)), codec.MAX_LISTS, "the frame's tokens with rows")
     drawn = [token for tokens in with_rows for token in tokens]
-    return (Shares(codec.decode_rows(frame.rows, "rows", None, drawn), "rows"),)
+    return {"rows": Shares(codec.decode_rows(frame.rows, "rows", None, drawn), "rows")}
 
 
 # Both.
@@ -534,22 +526,22 @@ TARGET: RoleCodec[plain.OpenTarget, _TargetRequest, _TargetReply] = RoleCodec(
         "requests",
         (
             Kind(plain.OpenTarget, OPEN, _fields(target_pb.OpenTarget, **_OPENING), _read_open_target, _weight_of_open),
-            Kind(plain.Pass, "next_pass", _write_pass, _read_pass, _weight_of_pass, _share_of_pass),
+            Kind(plain.Pass, "next_pass", _write_pass, _read_pass, _weight_of_pass, _share("listed")),
             Kind(plain.FetchRow, "fetch", _fields(target_pb.FetchRow, listed=codec.encode_ids), _read_fetch),
             _alike(plain.RunTo, "run_to", target_pb.RunTo),
             Kind(plain.ScorePrompt, "score", _fields(target_pb.ScorePrompt), _read_prompt_request),
             CLOSE,
         ),
-        lambda frame, size: (Shares(codec.decode_lists(frame.listed, "listed", size).split(), "lists"),),
+        lambda frame, size: {"listed": Shares(codec.decode_lists(frame.listed, "listed", size).split(), "lists")},
     ),
     replies=Direction(
         target_pb.VerifyReplies,
         "replies",
         (
             OPENED,
-            Kind(plain.PassDone, "done", _write_done, _read_done, _weight_of_reply, _share_of_done),
+            Kind(plain.PassDone, "done", _write_done, _read_done, _weight_of_reply, _share("rows", "samples")),
             Kind(plain.RowFetched, "fetched", _write_fetched, _read_fetched, lambda one: 4 * len(one.row.ids)),
-            Kind(plain.PromptScored, "scored", _write_prompt, _read_prompt, _weight_of_reply, _share_of_prompt),
+            Kind(plain.PromptScored, "scored", _write_prompt, _read_prompt, _weight_of_reply, _share("samples")),
             ENDED,
         ),
         _target_columns,
