@@ -104,7 +104,7 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
     activity = server.activity
     assert (activity.open, activity.opened, dict(activity.ended)) == (0, 1, {"closed": 1})
     total = activity.total()
-    assert (total.requests, total.replies, total.passes, total.nodes) == (2, 2, 1, 1)
+    assert (total.requests, total.replies, total.passes, total.pass_nodes) == (2, 2, 1, 1)
     close = 6  # bytes of the frame that closes it, which the client does not count
     assert 0 <= total.bytes_received - session.traffic.bytes_sent <= close
     assert total.bytes_sent == session.traffic.bytes_received

@@ -167,14 +167,14 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
     """One reply; raises BadMessage."""
     match message.WhichOneof("reply"):
         case "token":
-            tokens = tuple(map(_decode_token, (message.token, *message.more)))
-            return Committed(tokens, message.token.milliseconds)
+            return Committed(tuple(map(_decode_token, (message.token, *message.more))), message.token.milliseconds)
         case "prompt":
             return PromptTokens(tuple(PromptToken(rank=one.rank, **_plain_token(one)) for one in message.prompt.tokens))
         case "ended":
-            ended = message.ended
-            reason = _name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True)
-            return OutputEnded(Reason(reason), _decode_statistics(ended.statistics), ended.id)
+            ended, told = message.ended, message.ended.statistics
+            reason = Reason(_name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True))
+            given = {"lanes": tuple(map(_decode_lane, told.lanes)), "settings": dict(told.settings)}
+            return OutputEnded(reason, Statistics(**codec.plain_fields(told) | given), ended.id)
         case _:
             raise errors.BadMessage("a GenerateReply must be one of prompt, token and ended")
 
@@ -227,11 +227,6 @@ def _encode_lane(lane: LaneFigures) -> pb.Lane:
     return pb.Lane(**given, trip_counts=trips.counts, trip_seconds=trips.seconds, queued_seconds=trips.queued_seconds)
 
 
-def _decode_statistics(message: pb.Statistics) -> Statistics:
-    given = {"lanes": tuple(map(_decode_lane, message.lanes)), "settings": dict(message.settings)}
-    return Statistics(**codec.plain_fields(message) | given)
-
-
 def _decode_lane(message: pb.Lane) -> LaneFigures:
     given = codec.plain_fields(message)
     trips = Trips(given.pop("trip_counts"), given.pop("trip_seconds"), given.pop("queued_seconds"))
@@ -282,9 +277,7 @@ class GenerationClient:
         """One output: its tokens as they are committed, then its end. Closing it early cancels it, and so does its
         deadline.
 
-        Raises:
-            BadRequest: the request cannot be served; the text says what to change.
-            NameUnknown, KeyRefused, Overloaded, TimedOut, ServiceError: as their names say.
+        Raises ServiceError, of which BadRequest, NameUnknown, KeyRefused, Overloaded and TimedOut as their names say.
         """
         try:
             message = encode_request(request)
@@ -329,9 +322,8 @@ class GenerationClient:
             raise errors.TimedOut(f"{self.server}: no reply within {self.reply_seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise errors.NotServed(
-                    f"what listens at {self.address} does not serve {SERVICE}; check the address"
-                ) from error
+                what = f"what listens at {self.address} does not serve {SERVICE}"
+                raise errors.NotServed(f"{what}; check the address") from error
             trailer = cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ())  # the stubs differ
             pushback = next((value for key, value in trailer if key == errors.PUSHBACK), "")
             raise errors.from_status(error.code(), error.details(), self.server, pushback) from error
@@ -379,7 +371,7 @@ class GenerationHandlers(ABC):
     async def _answer_models(self, request: bytes, context: Context) -> bytes:
         """What is served; the request has no fields."""
         try:
-            self._admit(context)
+            self.admit(_metadata(context, KEY), context.peer())
             return encode_models(await self.models()).SerializeToString()
         except errors.ServiceError as error:
             await _abort(error, context)
@@ -387,7 +379,7 @@ class GenerationHandlers(ABC):
     async def _answer_generate(self, request: bytes, context: Context) -> None:
         """One output. It ends with its last token, with the client's cancellation or deadline, or with an error."""
         try:
-            self._admit(context)
+            self.admit(_metadata(context, KEY), context.peer())
             message = await self._beside.run(len(request), _parsed, request, _metadata(context, REQUEST_ID))
             with log_context.about(request=message.id, peer=context.peer()):
                 await context.send_initial_metadata(((REQUEST_ID, message.id),))
@@ -400,9 +392,6 @@ class GenerationHandlers(ABC):
             await _abort(error, context)
         except grpc.aio.InternalError as error:  # what a write becomes when the client ends the call meanwhile
             log.debug("the client has gone: %s", error)
-
-    def _admit(self, context: Context) -> None:
-        self.admit(_metadata(context, KEY), context.peer())
 
     async def _write(self, reply: Reply, context: Context) -> None:
         """Waits while the client reads slowly, up to `stalled_seconds`."""

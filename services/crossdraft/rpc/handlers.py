@@ -77,19 +77,25 @@ def peer_of(context: "Context") -> str:
     return context.peer().rpartition(":")[0]
 
 
+def counted(text: str) -> int:
+    """A count that is a metric, too, with this text."""
+    number: int = field(default=0, metadata={"text": text})
+    return number
+
+
 @dataclass
 class Tally:
     """What was exchanged in a session."""
 
-    requests: int = 0
-    replies: int = 0
+    requests: int = counted("Messages of sessions that came.")
+    replies: int = counted("Messages of sessions that were sent.")
     bytes_received: float = 0.0  # serialized, before HTTP/2 frames: its shares of the link's frames
     bytes_sent: float = 0.0
-    passes: int = 0
-    nodes: int = 0  # of passes: those that were answered, roots among them
-    draft_tokens: int = 0
-    branches: int = 0  # prepared continuations
-    scores: int = 0  # prefixes
+    passes: int = counted("Passes that were answered.")
+    pass_nodes: int = counted("Nodes of passes that were answered, roots among them.")
+    draft_tokens: int = counted("Draft tokens that were sent, without those of branches.")
+    branches: int = counted("Prepared continuations that were sent.")
+    scores: int = counted("Prefixes whose probability was asked for.")
     model_seconds: float = 0.0  # as replies say; each pass of a batch counts the whole batch
 
     def received(self, size: float) -> None:
@@ -102,7 +108,7 @@ class Tally:
         match reply:
             case messages.PassDone():
                 self.passes += reply.forwards
-                self.nodes += len(reply.nodes)
+                self.pass_nodes += len(reply.nodes)
             case messages.Drafted():
                 self.draft_tokens += len(reply.draft_tokens)
                 self.branches += len(reply.branches)

@@ -6,6 +6,7 @@ They are computed when they are scraped.
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
 
@@ -22,15 +23,7 @@ from crossdraft.types.statistics import ModelStatistics
 PREFIX = "crossdraft_"
 LABELS = ("model_name", "role")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, sessions
-TOTALS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
-    ("passes", "Passes that were answered.", lambda tally: tally.passes),
-    ("pass_nodes", "Nodes of passes that were answered, roots among them.", lambda tally: tally.nodes),
-    ("draft_tokens", "Draft tokens that were sent, without those of branches.", lambda tally: tally.draft_tokens),
-    ("branches", "Prepared continuations that were sent.", lambda tally: tally.branches),
-    ("scores", "Prefixes whose probability was asked for.", lambda tally: tally.scores),
-    ("requests", "Messages of sessions that came.", lambda tally: tally.requests),
-    ("replies", "Messages of sessions that were sent.", lambda tally: tally.replies),
-)
+TOTALS = {one.name: one.metadata["text"] for one in fields(Tally) if one.metadata}
 MODEL_TOTALS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("model_steps", "Batched forwards of the model.", lambda model: model.steps),
     ("model_seconds", "Seconds in the model's forwards, and in sampling.", lambda model: model.seconds),
@@ -92,8 +85,8 @@ class ServiceMetrics:
     def collect(self) -> Iterator[Metric]:
         yield from self._sessions()
         total = self._activity.total()
-        for name, text, value in TOTALS:
-            yield self._counter(name, text, value(total))
+        for name, text in TOTALS.items():
+            yield self._counter(name, text, getattr(total, name))
         wire = {"received": total.bytes_received, "sent": total.bytes_sent}
         yield self._counter("bytes", "Serialized messages of sessions, by direction.", wire, "direction")
         if self._statistics is not None:
