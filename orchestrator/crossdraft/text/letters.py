@@ -89,11 +89,6 @@ def codes_of(letters: str) -> Codes:
     return codes
 
 
-def spelled(strings: Sequence[Letters]) -> Codes:
-    """The codes of all strings in one array, with END after each; no string is empty."""
-    return codes_of(chr(END).join([*strings, ""]))
-
-
 @dataclass(frozen=True, eq=False)
 class Spelling:
     """The codes of all tokens of a vocabulary in one array."""
@@ -102,8 +97,9 @@ class Spelling:
     starts: Ids  # shape (V + 1,), index where each id's string begins, and the end
 
     @staticmethod
-    def read(codes: Codes) -> "Spelling":
-        """From the result of `spelled`, which becomes read-only."""
+    def of(strings: Sequence[Letters]) -> "Spelling":
+        """No string is empty."""
+        codes = codes_of(chr(END).join([*strings, ""]))
         codes.flags.writeable = False
         return Spelling(codes, np.append(0, np.flatnonzero(codes == END) + 1))
 

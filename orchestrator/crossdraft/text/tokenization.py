@@ -4,7 +4,6 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from tokenizers import Encoding, Tokenizer
@@ -39,14 +38,6 @@ def encode_beginning(encode: Callable[[Letters], tuple[int, ...]], letters: Lett
     return ()
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A run of letters that is tokenized by itself, whatever is next to it."""
-
-    letters: Letters  # never empty
-    text: str | None  # the run as text; None: control symbols, or bytes to be written one by one
-
-
 class Tokenization:
     """A tokenizer with the letters of its vocabulary.
 
@@ -67,11 +58,11 @@ class Tokenization:
         self._unwritable = SPACE_MARK if anatomy.space_mark else ""
         self._unknown = anatomy.unknown
         self._known = lru_cache(KEPT)(self._text)
-        named = max((len(token.content.encode()) for token in anatomy.added), default=0)
+        named = max((len(added["content"].encode()) for added in anatomy.added), default=0)
         # Bytes of a text that one token may stand for: a special token stands for its name.
         self.longest = max(vocabulary.longest, named) * (SHRUNK if self.lossy else 1)
         self.begin, self._prefix = self._opening()  # ids that every prompt begins with
-        self._check_decoder({token for token, _ in anatomy.pieces}.difference(token.id for token in anatomy.added))
+        self._check_decoder({token for token, _ in anatomy.pieces}.difference(added["id"] for added in anatomy.added))
 
     def _opening(self) -> tuple[tuple[int, ...], Letters]:
         """The ids that every prompt begins with, and the letters that are put before its first word."""
@@ -169,9 +160,9 @@ class Tokenization:
         or a byte has no token here.
         """
         ids: list[int] = []
-        for segment in segments_of(letters, self._unwritable):
-            if (text := segment.text) is None:
-                ids += self._one_by_one(segment.letters, leave_out)
+        for run, text in segments_of(letters, self._unwritable):
+            if text is None:
+                ids += self._one_by_one(run, leave_out)
             else:
                 ids += self._known(text, leave_out) if len(text) <= SHORT else self._text(text, leave_out)
         return tuple(ids)
@@ -271,17 +262,18 @@ _TO_BOUNDARY = re.compile(
 _CONTROLS = re.compile("([\u0100-\U0010ffff]+)")
 
 
-def segments_of(letters: Letters, unwritable: str = "") -> Iterator[Segment]:
-    """Cuts letters into segments, in order; their letters, joined, are the given ones. `unwritable`: characters that
-    must be written byte by byte, because their tokens decode to others, like bytes that are not UTF-8."""
+def segments_of(letters: Letters, unwritable: str = "") -> Iterator[tuple[Letters, str | None]]:
+    """Cuts letters into runs that are tokenized by themselves, in order, none of them empty: with its text, or None,
+    each run of control symbols, or of bytes to be written one by one, as they are not UTF-8, or characters in
+    `unwritable`, whose tokens decode to others."""
     strange = re.compile(f"([\udc80-\udcff{re.escape(unwritable)}]+)")  # bytes that are not UTF-8 are decoded so
     for place, run in enumerate(_CONTROLS.split(letters)):
         if place % 2:
-            yield Segment(Letters(run), None)
+            yield Letters(run), None
             continue
         for at, part in enumerate(strange.split(to_bytes(Letters(run)).decode(errors="surrogateescape"))):
             if part:
-                yield Segment(from_bytes(part.encode(errors="surrogateescape")), None if at % 2 else part)
+                yield from_bytes(part.encode(errors="surrogateescape")), None if at % 2 else part
 
 
 class LetterDecoder:

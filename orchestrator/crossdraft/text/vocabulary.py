@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, Spelling, from_bytes, spelled
+from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, Spelling, from_bytes
 
 # What a tokenizer.json says of its tokens' letters.
 
@@ -25,20 +25,11 @@ class TokenizerNotSupported(ValueError):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class AddedToken:
-    """An entry of tokenizer.json's added_tokens."""
-
-    id: int
-    content: str
-    special: bool
-
-
-@dataclass(frozen=True)
 class Anatomy:
     """What a tokenizer.json consists of, as far as letters depend on it."""
 
     pieces: tuple[tuple[int, str], ...]  # the model's own vocabulary
-    added: tuple[AddedToken, ...]
+    added: tuple[Part, ...]  # with an id, their content, and whether they are special
     unknown: int | None  # id that stands for what the model cannot write
     byte_level: bool  # pieces are written in the byte-level alphabet
     space_mark: bool  # `▁` in a piece is a space
@@ -86,7 +77,7 @@ def anatomy_of(tokenizer_json: str) -> Anatomy:
     pieces, unknown = _pieces(model)
     return Anatomy(
         pieces=tuple(pieces.items()),
-        added=tuple(AddedToken(part["id"], part["content"], part["special"]) for part in whole["added_tokens"] or ()),
+        added=tuple(whole["added_tokens"] or ()),
         unknown=unknown,
         byte_level=any(part["type"] == "ByteLevel" for part in everything),
         space_mark=any(_writes_space_mark(part) for part in everything),
@@ -202,7 +193,7 @@ class Vocabulary:
         _check_count(size, known)
         nameless = [token for token in range(size) if not known.get(token)]
         known.update((token, side.control(rank)) for rank, token in enumerate(nameless))
-        contents = dict(anatomy.pieces) | {token.id: token.content for token in anatomy.added}
+        contents = dict(anatomy.pieces) | {added["id"]: added["content"] for added in anatomy.added}
         bytes_only = {token for token, piece in anatomy.pieces if anatomy.is_byte_piece(piece) and token < size}
         return Vocabulary(
             letters=tuple(known[token] for token in range(size)),
@@ -259,10 +250,10 @@ def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
     """Letters of all tokens that are text; special tokens and the unknown token are left out."""
     letters = {token: anatomy.letters_of_piece(piece) for token, piece in anatomy.pieces}
     for added in anatomy.added:
-        if added.special:
-            letters.pop(added.id, None)
+        if added["special"]:
+            letters.pop(added["id"], None)
         else:
-            letters[added.id] = anatomy.letters_of_added(added.content)
+            letters[added["id"]] = anatomy.letters_of_added(added["content"])
     if anatomy.unknown is not None:
         letters.pop(anatomy.unknown, None)
     return letters
@@ -284,7 +275,7 @@ class Trie:
         order = np.array(sorted(range(len(letters)), key=letters.__getitem__), dtype=np.int64)
         order.flags.writeable = False
         self.order = order  # shape (V,), ids sorted by letters
-        self.spelling = Spelling.read(spelled(letters))
+        self.spelling = Spelling.of(letters)
         self._strings = [letters[token] for token in order.tolist()]
         self._vocabulary = vocabulary
 
