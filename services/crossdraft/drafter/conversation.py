@@ -189,7 +189,6 @@ class Drafter(Protocol):
 
     def begin(self, epoch: DraftProgress) -> None:
         """A new epoch says what the text is; called once for each, in order, also for one that is soon over."""
-        ...
 
     def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
         """Sends draft tokens until no more are wanted; called again when more are.
@@ -197,15 +196,12 @@ class Drafter(Protocol):
         Cancelled when a newer epoch begins, perhaps before it has done anything. That one may be drafted at once: what
         is under way ends before the text is touched for it.
         """
-        ...
 
     async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         """Scores of the epoch's draft."""
-        ...
 
     def close(self) -> None:
         """Frees what it holds."""
-        ...
 
 
 class Conversation:

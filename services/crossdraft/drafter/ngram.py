@@ -256,17 +256,9 @@ class NgramService:
     @property
     def description(self) -> Description:
         """The bytes as a vocabulary."""
-        tokenizer_json = byte_tokenizer()
-        return Description(
-            model="ngram",
-            tokenizer_json=tokenizer_json,
-            controls=(),
-            stops=(),
-            vocabulary_size=byte_vocabulary().size,
-            context=UNLIMITED,
-            fingerprint=tokenizer_digest(tokenizer_json),
-            copies=True,
-        )
+        tokenizer_json, size = byte_tokenizer(), byte_vocabulary().size
+        named = tokenizer_digest(tokenizer_json)
+        return Description("ngram", tokenizer_json, (), (), size, UNLIMITED, fingerprint=named, copies=True)
 
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
         """A new session.
@@ -274,10 +266,8 @@ class NgramService:
         Raises ProtocolBroken: it is to draw a target's tokens; BadRequest: its grammar cannot be compiled.
         """
         if request.redistribute:
-            raise ProtocolBroken(
-                "an n-gram drafter has no affinity matrix: serve a drafter with a model and a file of "
-                "`crossdraft affinity`, or use another method"
-            )
+            what = "serve a drafter with a model and a file of `crossdraft affinity`, or use another method"
+            raise ProtocolBroken(f"an n-gram drafter has no affinity matrix: {what}")
         if request.options.grammar is None:
             return Conversation(NgramSession(self, request), replies)
         return Conversation(await asyncio.to_thread(NgramSession, self, request), replies)

@@ -58,15 +58,12 @@ class Service(Protocol[Opening_contra, Ask_contra, Answer]):
     @property
     def description(self) -> messages.Description:
         """What it says of its model."""
-        ...
 
     async def open(self, request: Opening_contra, replies: "Replies[Answer]", /) -> SessionHandler[Ask_contra, Answer]:
         """A new session; raises ServiceError. Is cancelled if the session ends before; then it must leave nothing."""
-        ...
 
     async def close(self) -> None:
         """Ends what the service runs; called once, when no session is left."""
-        ...
 
 
 def peer_of(context: "Context") -> str:
