@@ -154,7 +154,7 @@ def save_affinity(affinity: Affinity, path: Path) -> None:
     """Writes a file for `load_affinity`; OSError if that is not possible."""
     about = {"format": FORMAT, "target": affinity.target, "drafter": affinity.drafter, "made": affinity.made}
     about |= {"letters": json.dumps(affinity.letters), "ranks": json.dumps(sorted(affinity.ranks.items()))}
-    path.write_bytes(save({name: np.ascontiguousarray(one) for name, one in vars(affinity.matrix).items()}, about))
+    path.write_bytes(save({name: np.ascontiguousarray(array) for name, array in vars(affinity.matrix).items()}, about))
 
 
 def load_affinity(path: Path) -> Affinity:
@@ -303,8 +303,8 @@ class Alignment:
         if any(side.letters_of(found) != letters for side, found in zip(self._sides, ids, strict=True)):
             return False
         targets, drafted = (np.array(found, dtype=np.int64) for found in ids)
-        ends = [np.cumsum(lengths[one]) for lengths, one in zip(self._lengths, (targets, drafted), strict=True)]
-        ours, theirs = (np.append(0, one)[:-1] for one in ends)  # offsets at which the tokens begin
+        ends = [np.cumsum(lengths[ids]) for lengths, ids in zip(self._lengths, (targets, drafted), strict=True)]
+        ours, theirs = (np.append(0, end)[:-1] for end in ends)  # offsets at which the tokens begin
         _, left, right = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
         shared = self._pair.to_target_ids(drafted[right]) >= 0
         self._counts.add(drafted[right][shared], targets[left][shared])

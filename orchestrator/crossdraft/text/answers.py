@@ -73,7 +73,7 @@ REASONINGS: Mapping[str, Reasoning] = {
 
 def format_of(template: str) -> str:
     """The tool format that a chat template writes; `json` if it knows none."""
-    shown = ((name, one.hint or one.begin) for name, one in TOOL_FORMATS.items())
+    shown = ((name, tools.hint or tools.begin) for name, tools in TOOL_FORMATS.items())
     return next((name for name, hint in shown if hint and hint in template), "json")
 
 
@@ -145,8 +145,8 @@ def _calls(tools: ToolFormat, functions: Sequence[Function], most: int | None) -
     """Rules of `calls`, and of `open`: content with calls in it, where a mark begins them."""
     begin = _quoted(tools.begin) if tools.spelled else ""
     by_schema = defaultdict[str, list[str]](list)
-    for one in functions:
-        by_schema[one.schema].append(one.name)
+    for function in functions:
+        by_schema[function.schema].append(function.name)
     rules, ways = list[str](), list[str]()
     for schema, names in by_schema.items():
         at = functions.index(Function(names[0], schema))
@@ -280,11 +280,11 @@ class AnswerParser:
         members, begun = dict[str, str](), False
         while True:
             yield from self._skip(BLANKS + ",")
-            if (one := (yield from self._next())) == "}":
+            if (letter := (yield from self._next())) == "}":
                 self._take()
                 self.within = False
                 break
-            key = _read((yield from self._value())) if one == '"' else None
+            key = _read((yield from self._value())) if letter == '"' else None
             yield from self._skip(BLANKS)
             if key is None or (yield from self._next()) != ":" or not (begun or key in MEMBERS):
                 return begun
@@ -307,12 +307,12 @@ class AnswerParser:
     def _named_call(self) -> Tries:
         """One call in Mistral's newer form, `name{"a": 1}` or `name[ARGS]{"a": 1}`, if it is one."""
         name = ""
-        while (one := (yield from self._next())) and (one.isalnum() or one in "_-."):
-            name += one
+        while (letter := (yield from self._next())) and (letter.isalnum() or letter in "_-."):
+            name += letter
             self._take()
         if not name or self.form.tools is None or self.form.tools.begin not in self._tried:
             return False
-        if one == "[" and not (yield from self._takes(NAMED)):
+        if letter == "[" and not (yield from self._takes(NAMED)):
             return False
         if (yield from self._next()) != "{":
             return False
@@ -324,19 +324,19 @@ class AnswerParser:
     def _value(self, said: bool = False) -> Steps:
         """A JSON value, to its end."""
         taken, depth, inside, escaped = list[str](), 0, False, False
-        while one := (yield from self._next()):
-            if not inside and not depth and taken and one in BLANKS + ",:}]":
+        while letter := (yield from self._next()):
+            if not inside and not depth and taken and letter in BLANKS + ",:}]":
                 break  # after a number or a word
-            taken.append(one)
+            taken.append(letter)
             self._take()
             if said:
-                self._say(What.ARGUMENTS, one)
+                self._say(What.ARGUMENTS, letter)
             if inside:
-                inside, escaped = escaped or one != '"', one == "\\" and not escaped
+                inside, escaped = escaped or letter != '"', letter == "\\" and not escaped
             else:
-                inside = one == '"'
-                depth += (one in "{[") - (one in "}]")
-            if not inside and not depth and one in '"}]':
+                inside = letter == '"'
+                depth += (letter in "{[") - (letter in "}]")
+            if not inside and not depth and letter in '"}]':
                 break
         return "".join(taken)
 
@@ -372,7 +372,7 @@ class AnswerParser:
         return tried
 
     def _skip(self, letters: str) -> Generator[None, None, None]:
-        while (one := (yield from self._next())) and one in letters:
+        while (letter := (yield from self._next())) and letter in letters:
             self._take()
 
     def _takes(self, mark: str) -> Tries:

@@ -55,11 +55,11 @@ def to_bytes(letters: Letters) -> bytes:
     return letters.encode("latin-1", "ignore")
 
 
-def common_length(one: str, other: str) -> int:
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:  # the usual case
+def common_length(text: str, other: str) -> int:
+    shorter = min(len(text), len(other))
+    if text[:shorter] == other[:shorter]:  # the usual case
         return shorter
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+    for place, (left, right) in enumerate(zip(text, other, strict=False)):
         if left != right:
             return place
     return shorter

@@ -127,7 +127,7 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str, longest: i
     pieces = Pieces(drafted)
     found = {letters: pieces.compositions(letters) for letters in plain}
     counted = {
-        letters: one for letters, one in found.items() if one.count and len(letters) <= (longest or len(letters))
+        letters: ways for letters, ways in found.items() if ways.count and len(letters) <= (longest or len(letters))
     }
     return CompatibilityReport(
         same_vocabulary=Pair(target.vocabulary, drafter.vocabulary).same_vocabulary,
@@ -138,7 +138,7 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str, longest: i
         shared_of_target=_ratio(len(shared), len(ours)),
         shared_of_drafter=_ratio(len(shared), len(theirs)),
         sample=_sample_share(target, drafter, sample, shared),
-        target_written_by_drafter=_ratio(sum(one.count > 0 for one in found.values()), len(found)),
+        target_written_by_drafter=_ratio(sum(ways.count > 0 for ways in found.values()), len(found)),
         drafter_written_by_target=_ratio(sum(map(Pieces(plain).can_write, drafted)), len(drafted)),
         target_injectivity=_injectivity(target, sample),
         drafter_injectivity=_injectivity(drafter, sample),
@@ -148,17 +148,17 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str, longest: i
         drafter_unknown=_unknown(drafter, sample),
         target_lengths=_lengths(plain),
         drafter_lengths=_lengths(drafted),
-        look_ahead=max((one.look_ahead for one in found.values()), default=0),
-        combinations=combinations_of([one.count for one in counted.values()]),
-        forwards=combinations_of([one.forwards for one in counted.values()]),
+        look_ahead=max((ways.look_ahead for ways in found.values()), default=0),
+        combinations=combinations_of([ways.count for ways in counted.values()]),
+        forwards=combinations_of([ways.forwards for ways in counted.values()]),
         by_length=_by_length(counted),
     )
 
 
 def _by_length(counted: Mapping[Letters, "Compositions"]) -> tuple[tuple[int, int, float, float], ...]:
     alike = defaultdict[int, list[Compositions]](list)
-    for letters, one in counted.items():
-        alike[len(letters)].append(one)
+    for letters, ways in counted.items():
+        alike[len(letters)].append(ways)
     return tuple(
         (length, len(ones), _mean([one.count for one in ones]), _mean([one.forwards for one in ones]))
         for length, ones in sorted(alike.items())

@@ -149,7 +149,7 @@ def _chat_template(path: Path | None, settings: Config) -> ChatTemplate | None:
     if path is not None:
         source = path.read_text(encoding="utf-8")
     if isinstance(source, list):
-        source = next((one.get("template") for one in source if one.get("name") == "default"), None)
+        source = next((named.get("template") for named in source if named.get("name") == "default"), None)
     named = ((name, _content(settings[name])) for name in TEMPLATE_TOKENS if settings.get(name))
     return ChatTemplate(source, tuple(sorted(named))) if source else None
 
@@ -208,7 +208,7 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     """The two that a token is merged of; more, if tokens of smaller rank do not make it."""
     parts = [token[place : place + 1] for place in range(len(token))]
     while len(parts) > 2:
-        unions = [ranks.get(one + other, len(ranks)) for one, other in itertools.pairwise(parts)]
+        unions = [ranks.get(part + other, len(ranks)) for part, other in itertools.pairwise(parts)]
         if (least := min(unions)) >= ranks[token]:
             break
         place = unions.index(least)

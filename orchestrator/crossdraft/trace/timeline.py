@@ -105,10 +105,10 @@ class _Notes:
                 self._drafted += len(letters)
                 self._decide("")
             case NeedRow(path=path), Row() as p if self._due and not self._whole_draft:
-                one, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
-                if one.start == len(self._text) + path_letters:
+                judged, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
+                if judged.start == len(self._text) + path_letters:
                     with suppress(KeyError):  # the row need not list it
-                        one.p = 0.0 if one.token is None else p.probability(one.token)
+                        judged.p = 0.0 if judged.token is None else p.probability(judged.token)
             case Emit(token, kind), _:
                 self._text += self._pair.target.letters[token]
                 wrong = kind is Kind.CORRECTED and self._by_tokens  # though its text may begin so
@@ -118,12 +118,12 @@ class _Notes:
         """Of those at the beginning of what is due that the output has reached; `wrong`: the first is refused."""
         agrees = True
         while agrees and self._due:
-            one = self._due[0]
-            there = self._text[one.start :][: len(one.letters)]
-            agrees = one.letters.startswith(there) and not wrong
-            if agrees and len(there) < len(one.letters):
+            judged = self._due[0]
+            there = self._text[judged.start :][: len(judged.letters)]
+            agrees = judged.letters.startswith(there) and not wrong
+            if agrees and len(there) < len(judged.letters):
                 return
-            one.verdict = "accepted" if agrees else f"refused: {emitted or 'other text'} takes its place"
+            judged.verdict = "accepted" if agrees else f"refused: {emitted or 'other text'} takes its place"
             self._judged.append(self._due.pop(0))
 
 
@@ -181,11 +181,11 @@ class Span:
 def trace_events(spans: Iterable[Span]) -> dict[str, Any]:
     """Trace events of spans in Chrome's JSON format, which ui.perfetto.dev and chrome://tracing draw."""
     placed = sorted(spans, key=lambda span: span.begin)
-    rows = {lane: row for row, lane in enumerate(sorted({one.lane for one in placed}))}
+    rows = {lane: row for row, lane in enumerate(sorted({span.lane for span in placed}))}
     names = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": lane}} for lane, row in rows.items()
     ]
-    drawn = (one for number, span in enumerate(placed) for one in _events(span, rows[span.lane], number))
+    drawn = (event for number, span in enumerate(placed) for event in _events(span, rows[span.lane], number))
     return {"traceEvents": [*names, *drawn], "displayTimeUnit": "ms"}
 
 
@@ -270,7 +270,7 @@ class Watch:
     def take(self) -> tuple[Span, ...]:
         """The spans that became known since the last call, in no order."""
         services = (*self._over, *self._services.values())
-        found = (*self._spans, *(span for one in services for span in one.take()))
+        found = (*self._spans, *(span for service in services for span in service.take()))
         self._spans = []
         return found
 
@@ -294,7 +294,7 @@ class Watch:
         while self._judged:
             self._mark(What.JUDGED, str(self._judged.pop(0)), self.now)
         self._commands(step, misses > 0)
-        tokens = [one for one in step.commands if isinstance(one, events.Emitted)]
+        tokens = [command for command in step.commands if isinstance(command, events.Emitted)]
         self._add(VERIFICATION, handled, self.now, What.SESSION, name_of(step.event), len(tokens))
         for token in tokens:
             text = to_bytes(token.letters).decode("utf-8", "replace")
@@ -318,8 +318,8 @@ class Watch:
                         self._mark(What.REFUSED, f"refused; {command.letters!r} takes its place", self.now)
 
     def _open(self, lane: events.Lane, role: str) -> None:
-        live = {one.track for one in self._services.values()}
-        free = [one.track for one in self._over if one.track.startswith(role) and one.track not in live]
+        live = {service.track for service in self._services.values()}
+        free = [service.track for service in self._over if service.track.startswith(role) and service.track not in live]
         if not free:
             self._used[role] += 1
             free = [role if self._used[role] == 1 else f"{role} {self._used[role]}"]

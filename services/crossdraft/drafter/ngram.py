@@ -110,14 +110,14 @@ def likeliest(followed: Sequence[bytes], wanted: int, matched: int) -> bytes:
     to have the probability m / (m + n), times the share of occurrences that went on so."""
     drafted, alive = bytearray(), followed
     for place in range(wanted):
-        letters = Counter(one[place : place + 1] for one in alive)
+        letters = Counter(text[place : place + 1] for text in alive)
         del letters[b""]  # a text ends there
         letter, agreeing = max(letters.items(), key=itemgetter(1), default=(BOUNDARY, 0))
         if letter == BOUNDARY or agreeing * matched < LEAST_LIKELY * len(followed) * (matched + place + 1):
             break
         drafted += letter
         if agreeing < len(alive):
-            alive = [one for one in alive if one[place : place + 1] == letter]
+            alive = [text for text in alive if text[place : place + 1] == letter]
     return bytes(drafted)
 
 
@@ -153,7 +153,7 @@ class TextMemory:
     def _forget(self, scope: str) -> None:
         oldest = min(self._blocks[scope], key=attrgetter("used"))
         self._held -= len(oldest.text) + OF_BLOCK
-        kept = tuple(one for one in self._blocks[scope] if one is not oldest)
+        kept = tuple(block for block in self._blocks[scope] if block is not oldest)
         if kept:
             self._blocks[scope] = kept
         else:
@@ -233,7 +233,7 @@ class NgramSession:
         copying, remembered = self._service.options.copying, self._service.memory.of(self._opening.scope)
         ending = self._text[-copying.max_ngram :].rpartition(BOUNDARY)[2]
         places: tuple[OwnText | Block, ...] = OwnText(self._text), *reversed(remembered)
-        size, best = max(((one.longest(ending, copying.min_ngram), one) for one in places), key=itemgetter(0))
+        size, best = max(((place.longest(ending, copying.min_ngram), place) for place in places), key=itemgetter(0))
         followed = list(islice(best.followed(ending[-size:], missing), OCCURRENCES)) if size else []
         return likeliest(followed, missing, size)
 

@@ -105,8 +105,8 @@ def decode_id_tuple(
 
 def plain_fields(message: Message) -> dict[str, Any]:
     """A message's fields but those that are messages; lists as tuples."""
-    plain = [one for one in message.DESCRIPTOR.fields if one.message_type is None]
-    return {one.name: plain_value(getattr(message, one.name)) for one in plain}
+    plain = [field for field in message.DESCRIPTOR.fields if field.message_type is None]
+    return {field.name: plain_value(getattr(message, field.name)) for field in plain}
 
 
 def plain_value(value: Any) -> Any:
@@ -346,7 +346,7 @@ def rounded(rows: Sequence[Row]) -> list[Row]:
     lists, steps = _steps(rows)
     probabilities, tails = steps / GRID, ((GRID - lists.sums(steps)) / GRID).tolist()
     each = zip(rows, lists.spans, tails, strict=True)
-    return [Row(one.ids, probabilities[at], tail, one.log_probabilities, one.likely) for one, at, tail in each]
+    return [Row(row.ids, probabilities[at], tail, row.log_probabilities, row.likely) for row, at, tail in each]
 
 
 def decode_rows(
@@ -491,7 +491,7 @@ def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
     message = target_pb.Samples(
         tokens=[sample.token for sample in samples],
         log_probabilities=[sample.log_probability for sample in samples],
-        likely_counts=[len(sample.likely) for sample in samples] if any(one.likely for one in samples) else None,
+        likely_counts=[len(sample.likely) for sample in samples] if any(sample.likely for sample in samples) else None,
         ranks=[sample.rank for sample in samples] if any(sample.rank for sample in samples) else None,
     )
     _encode_likely([sample.likely for sample in samples], message)

@@ -206,7 +206,7 @@ def _fields(message: Callable[..., Any], **encode: Callable[[Any], Any]) -> Call
     """Writes messages that have the fields of their plain values, some of them encoded."""
 
     def write(value: Any, _: Written) -> Any:
-        given = vars(value) | {name: one(getattr(value, name)) for name, one in encode.items()}
+        given = vars(value) | {name: change(getattr(value, name)) for name, change in encode.items()}
         given.pop("request_id", None)  # the frame has it
         return message(**given)
 
@@ -215,7 +215,7 @@ def _fields(message: Callable[..., Any], **encode: Callable[[Any], Any]) -> Call
 
 def _share(*names: str) -> Callable[[Any, Columns], Sequence[Any]]:
     """Of each of these columns as many as the message's field of the same name says."""
-    return lambda message, columns: [one for name in names for one in columns[name].take(getattr(message, name))]
+    return lambda message, columns: [value for name in names for value in columns[name].take(getattr(message, name))]
 
 
 _OPENING: dict[str, Callable[[Any], Any]] = {"options": codec.encode_options, "noise": codec.encode_noise}
@@ -482,7 +482,7 @@ def _drafter_columns(frame: drafter_pb.DraftReplies, size: int | None) -> Column
 
 def _alike(value: type, field: str, message: Callable[..., Any]) -> Kind:
     """Messages that have the same fields as their plain values, none of which must be checked."""
-    names = [one.name for one in fields(value)]
+    names = [field.name for field in fields(value)]
     parts: Any = attrgetter(*names) if len(names) > 1 else lambda message: [getattr(message, name) for name in names]
     return Kind(value, field, _fields(message), lambda message, *_: value(*parts(message)))
 
@@ -540,7 +540,7 @@ TARGET: RoleCodec[plain.OpenTarget, _TargetRequest, _TargetReply] = RoleCodec(
         (
             OPENED,
             Kind(plain.PassDone, "done", _write_done, _read_done, _weight_of_reply, _share("rows", "samples")),
-            Kind(plain.RowFetched, "fetched", _write_fetched, _read_fetched, lambda one: 4 * len(one.row.ids)),
+            Kind(plain.RowFetched, "fetched", _write_fetched, _read_fetched, lambda reply: 4 * len(reply.row.ids)),
             Kind(plain.PromptScored, "scored", _write_prompt, _read_prompt, _weight_of_reply, _share("samples")),
             ENDED,
         ),
@@ -561,7 +561,7 @@ DRAFTER: RoleCodec[plain.OpenDrafter, _DrafterRequest, plain.Drafted | plain.Sco
             Kind(plain.Draft, "draft", _write_draft, _read_draft, _weight_of_draft),
             # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
             _alike(plain.Advance, "advance", drafter_pb.Advance),
-            Kind(plain.Score, "score", _write_score, _read_score, lambda one: sum(map(len, one.strings))),
+            Kind(plain.Score, "score", _write_score, _read_score, lambda request: sum(map(len, request.strings))),
             CLOSE,
         ),
     ),
@@ -571,7 +571,7 @@ DRAFTER: RoleCodec[plain.OpenDrafter, _DrafterRequest, plain.Drafted | plain.Sco
         (
             OPENED,
             Kind(plain.Drafted, "drafted", _write_drafted, _read_drafted, _weight_of_drafted, _share_of_drafted),
-            Kind(plain.Scored, "scored", _write_scored, _read_scored, lambda one: 8 * len(one.probabilities)),
+            Kind(plain.Scored, "scored", _write_scored, _read_scored, lambda reply: 8 * len(reply.probabilities)),
             ENDED,
         ),
         _drafter_columns,

@@ -70,11 +70,11 @@ Reply = PromptTokens | Committed | OutputEnded
 
 # Fields of GenerationRequest as the proto has them, but for the prompt, the options and the method of overlap.
 SETTINGS = tuple(
-    one.name
-    for one in fields(GenerationRequest)
-    if one.name not in ("prompt", "options", "overlap", "explain", "record")
+    setting.name
+    for setting in fields(GenerationRequest)
+    if setting.name not in ("prompt", "options", "overlap", "explain", "record")
 )
-DEFAULTS = {one.name: one.default for one in fields(GenerationRequest)}
+DEFAULTS = {setting.name: setting.default for setting in fields(GenerationRequest)}
 
 
 def encode_request(asked: Generate) -> pb.GenerateRequest:
@@ -109,7 +109,7 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
         case str():
             message.text = prompt
         case Chat():
-            message.chat.messages.extend(pb.ChatMessage(**vars(one)) for one in prompt.messages)
+            message.chat.messages.extend(pb.ChatMessage(**vars(said)) for said in prompt.messages)
             if not prompt.add_generation_prompt:
                 message.chat.add_generation_prompt = False
             message.chat.continue_final_message = prompt.continue_final_message
@@ -120,7 +120,7 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
     """One request; raises BadRequest."""
-    given = {one.name: codec.plain_value(value) for one, value in message.ListFields() if one.name in SETTINGS}
+    given = {field.name: codec.plain_value(value) for field, value in message.ListFields() if field.name in SETTINGS}
     if message.HasField("options"):
         given["options"] = codec.decode_options(message.options, None)
     overlap = Overlap(_name(pb.GenerateRequest.Overlap, message.overlap, "overlap"))
@@ -141,7 +141,7 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
         case "chat" if message.chat.messages:
             chat = message.chat
             return Chat(
-                tuple(Message(one.role, one.content, one.fields) for one in chat.messages),
+                tuple(Message(said.role, said.content, said.fields) for said in chat.messages),
                 chat.add_generation_prompt or not chat.HasField("add_generation_prompt"),
                 chat.continue_final_message,
                 chat.template_kwargs,
@@ -200,7 +200,7 @@ def _plain_token(message: pb.Token) -> dict[str, Any]:
         "raw": message.raw,
         "text": message.text,
         "log_probability": message.log_probability if message.HasField("log_probability") else None,
-        "top": tuple((one.id, one.raw, one.log_probability) for one in message.top),
+        "top": tuple((likely.id, likely.raw, likely.log_probability) for likely in message.top),
         "names": tuple(sorted(message.names.items())),
     }
 

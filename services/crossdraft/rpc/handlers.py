@@ -114,8 +114,8 @@ class Tally:
         self.model_seconds += getattr(reply, "seconds", 0.0)
 
     def add(self, other: "Tally") -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
     def __str__(self) -> str:
         counted = {name: value for name, value in asdict(self).items() if value}

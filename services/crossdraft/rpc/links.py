@@ -359,7 +359,7 @@ class Link:
         late = [n for n, one in self._sessions.items() if one.ledger.since is not None and one.ledger.since <= before]
         for number in late:
             self._fail(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
-        left = [one.ledger.since for one in self._sessions.values() if one.ledger.since is not None]
+        left = [session.ledger.since for session in self._sessions.values() if session.ledger.since is not None]
         self._timer = self._loop.call_later(min(left) - before, self._check) if left else None
 
     async def _run(self) -> None:

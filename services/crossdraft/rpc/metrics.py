@@ -23,7 +23,7 @@ from crossdraft.types.statistics import ModelStatistics
 PREFIX = "crossdraft_"
 LABELS = ("model_name", "role")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, sessions
-TOTALS = {one.name: one.metadata["text"] for one in fields(Tally) if one.metadata}
+TOTALS = {count.name: count.metadata["text"] for count in fields(Tally) if count.metadata}
 MODEL_TOTALS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("model_steps", "Batched forwards of the model.", lambda model: model.steps),
     ("model_seconds", "Seconds in the model's forwards, and in sampling.", lambda model: model.seconds),
@@ -115,8 +115,8 @@ class ServiceMetrics:
     def _counter(self, name: str, text: str, value: float | Mapping[str, float], by: str = "") -> CounterMetricFamily:
         """Of one value, or of several by a further label."""
         family = CounterMetricFamily(f"{PREFIX}service_{name}", text, labels=(*LABELS, by) if by else LABELS)
-        for label, one in value.items() if isinstance(value, Mapping) else [("", value)]:
-            family.add_metric((*self._labels, label) if by else self._labels, one)
+        for label, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+            family.add_metric((*self._labels, label) if by else self._labels, number)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:

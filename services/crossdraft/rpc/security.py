@@ -40,7 +40,7 @@ class TlsFiles:
         authorities = _certificates(self.ca, ca)
         for authority in authorities:
             _check_authority(self.ca, authority)
-        _check_dates(self.ca, max(authorities, key=lambda one: one.not_valid_after_utc))
+        _check_dates(self.ca, max(authorities, key=lambda authority: authority.not_valid_after_utc))
         return ca, *_pair(self.certificate, self.key)
 
 

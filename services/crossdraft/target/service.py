@@ -435,10 +435,10 @@ def _fetched(
     if history is not None:
         history = replace(history, paths=history.paths[place : place + 1])
     mask = None if nodes.mask is None else nodes.mask[place : place + 1]
-    one = replace(nodes, logits=logits, history=history, mask=mask)
-    logits = logits_of([one])
+    node = replace(nodes, logits=logits, history=history, mask=mask)
+    logits = logits_of([node])
     logged = None if likely is None else logits
-    table = fetched(row_table(distributions([one], logits), head, listed, logged, likely or 0))
+    table = fetched(row_table(distributions([node], logits), head, listed, logged, likely or 0))
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 
