@@ -514,6 +514,20 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
         await asyncio.gather(flooding, return_exceptions=True)
 
 
+async def test_a_session_whose_replies_nobody_reads_is_ended(service):
+    def answer(session: PuppetSession, request: Any) -> None:
+        for _ in range(handlers.MAX_UNREAD_REPLIES + 1):
+            session.replies.send(PassDone(request.number, (ROW,), 0.0))
+
+    service.answer = answer
+    async with serving(service) as server, RawLink(server.address) as link:
+        await opened(link, 1)
+        await link.send((1, one_pass(1)))
+        number, ended = await link.receive()
+        assert (number, service.closed) == (1, 1)
+        assert "replies wait: the client does not read them" in ended.text
+
+
 async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_waiting):
     async with serving(service, MessageLimit(1)) as server, RawLink(server.address) as link:
         await link.send(*((number, OPEN) for number in range(1, 51)))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Ids, Letters, Side, from_bytes
+from crossdraft.text.letters import NO_LETTER, Ids, Letters, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
@@ -172,9 +172,8 @@ def load_affinity(path: Path) -> Affinity:
         _check_vocabulary(letters, ranks)
         return Affinity(about["target"], about["drafter"], tuple(letters), ranks, Matrix(*arrays), about["made"])
     except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
-        raise AffinityMismatch(
-            f"{path} is damaged or not an affinity file ({error}): make it again with `crossdraft affinity`"
-        ) from error
+        what = f"{path} is damaged or not an affinity file ({error})"
+        raise AffinityMismatch(f"{what}: make it again with `crossdraft affinity`") from error
 
 
 def _check_vocabulary(letters: Any, ranks: dict[Any, Any]) -> None:
@@ -182,10 +181,8 @@ def _check_vocabulary(letters: Any, ranks: dict[Any, Any]) -> None:
     of ids."""
     if not (isinstance(letters, list) and all(letters)):
         raise ValueError("a token of the target has no letters")
-    roles = {role.value for role in ControlRole}
-    for letter in set("".join(letters)):
-        if not (ord(letter) < FIRST_CONTROL or ord(letter) in roles or ord(letter) >= Side.TARGET.value):
-            raise ValueError(f"U+{ord(letter):04X} is no letter")
+    if found := NO_LETTER.search("".join(letters)):
+        raise ValueError(f"U+{ord(found[0]):04X} is no letter")
     if not all(0 <= token < len(letters) and 0 < rank < len(letters) for token, rank in ranks.items()):
         raise ValueError("a rank is out of its range")
 

@@ -4,6 +4,7 @@ A string of letters is a Python `str` with one character per letter: U+0000 to U
 anything above is a control symbol. Prefixes, slices and hashes are those of `str`, and offsets count letters.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -40,6 +41,10 @@ class Side(Enum):
     def control(self, rank: int) -> Letters:
         """The letter of this side's `rank`-th control symbol without a role; `rank` is below NAMELESS."""
         return Letters(chr(self.value + rank))
+
+
+_ROLES = "".join(role.letter for role in ControlRole)
+NO_LETTER = re.compile(f"[^\x00-\xff{_ROLES}{Side.TARGET.control(0)}-{AFTER_ALL}]")  # a character that is none
 
 
 def from_bytes(raw: bytes) -> Letters:

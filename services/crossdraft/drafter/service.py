@@ -84,9 +84,8 @@ class DrafterService:
         if request.redistribute and not served:
             raise ProtocolBroken(f"this drafter has no affinity matrix: {SERVE_AFFINITY}")
         if request.redistribute not in ("", served):
-            raise ProtocolBroken(
-                f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
-            )
+            what = "this drafter's affinity matrix is for a target with another tokenizer"
+            raise ProtocolBroken(f"{what}: {SERVE_AFFINITY}")
         size = len(request.prompt) + (0 if request.allowed is None else len(request.allowed))
         size += 0 if request.options.grammar is None else SMALL + len(request.options.grammar.text)
         return Conversation(await self._beside.run(size, DrafterSession, self, request, replies.working), replies)
@@ -139,9 +138,8 @@ class DrafterSession:
         if self._state.source.whose is Whose.TARGET:
             raise ProtocolBroken("drafts of the target's tokens have no scores: open a session without redistribute")
         if self._service.running.text_columns is not None:  # texts of other sessions would change them
-            raise ProtocolBroken(
-                "a head that follows texts (--vocab-follow) has no scores: use another method than slrs"
-            )
+            what = "a head that follows texts (--vocab-follow) has no scores"
+            raise ProtocolBroken(f"{what}: use another method than slrs")
         if self._latest is None or self._latest[0] is not epoch:
             raise ProtocolBroken(f"epoch {epoch.number} has no draft to be scored: the drafter stood aside")
         scoring = self._latest[2]

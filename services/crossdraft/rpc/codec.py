@@ -27,7 +27,7 @@ from crossdraft.config.request import Sampling
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.grammar import Grammar
-from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, Side
+from crossdraft.text.letters import NO_LETTER, ControlRole, Letters
 from crossdraft.types.messages import (
     MOST_DRAFT_TOKENS,
     Branch,
@@ -63,9 +63,7 @@ SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below 
 NO_VALUES: Probabilities = np.empty(0)
 LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
 NO_STATES = HiddenStates()
-FIRST_OF_SIDES = min(side.value for side in Side)
 Likely = tuple[tuple[int, float], ...]  # most probable ids and their log-probabilities
-ROLES = frozenset(role.value for role in ControlRole)
 # Of sampling options, for what is left out; models' own settings that are not zero are always said.
 DEFAULTS = {one.name: one.default for one in fields(Sampling) if not (isinstance(one.default, LeftOut) and one.default)}
 
@@ -85,10 +83,8 @@ def decode_letters(raw: bytes, name: str) -> Letters:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise BadMessage(f"{name} is not the UTF-8 of letters' code points: {error}") from error
-    for letter in set(text):
-        point = ord(letter)
-        if not (point < FIRST_CONTROL or point in ROLES or point >= FIRST_OF_SIDES):
-            raise BadMessage(f"{name} has U+{point:04X}, which is no letter; send each byte as U+0000..U+00FF")
+    if found := NO_LETTER.search(text):
+        raise BadMessage(f"{name} has U+{ord(found[0]):04X}, which is no letter; send each byte as U+0000..U+00FF")
     return Letters(text)
 
 

@@ -396,9 +396,8 @@ class TargetSession:
         """Scores the prompt piece by piece: no more rows of logits are held than a piece has tokens."""
         prompt, first = self._opening.prompt, request.first
         if not 0 < first < len(prompt):
-            raise ProtocolBroken(
-                f"the prompt has {len(prompt)} tokens; those from 1 on can be scored, not from {first}"
-            )
+            what = f"the prompt has {len(prompt)} tokens"
+            raise ProtocolBroken(f"{what}; those from 1 on can be scored, not from {first}")
         while first < len(prompt):
             tokens = prompt[first : first + MAX_SCORED]
             answer: ForwardResult = yield ForwardRequest(self, prompt[:first], TokenTree.chain(tokens[:-1]))
@@ -418,9 +417,8 @@ class TargetSession:
         if request.node not in self._answered:
             raise ProtocolBroken(f"pass {request.number} has answered {list(self._answered)}, not node {request.node}")
         if self._latest is None:
-            raise ProtocolBroken(
-                f"pass {request.number} has drawn and keeps no rows; send a pass without draws for them"
-            )
+            what = f"pass {request.number} has drawn and keeps no rows"
+            raise ProtocolBroken(f"{what}; send a pass without draws for them")
         place = self._answered.index(request.node)
         whole, opening = self._running.description.vocabulary_size, self._opening
         head, listed = (whole, []) if request.listed is None else (opening.head, [request.listed])
