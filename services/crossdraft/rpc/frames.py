@@ -215,6 +215,8 @@ def _fields(message: Callable[..., Any], **encode: Callable[[Any], Any]) -> Call
 
 def _share(*names: str) -> Callable[[Any, Columns], Sequence[Any]]:
     """Of each of these columns as many as the message's field of the same name says."""
+    if len(names) == 1:
+        return lambda message, columns: columns[names[0]].take(getattr(message, names[0]))
     return lambda message, columns: [value for name in names for value in columns[name].take(getattr(message, name))]
 
 
