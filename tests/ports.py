@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.clients import Listener, Traffic
 from crossdraft.rpc.errors import ServiceError
+from crossdraft.rpc.links import Listener, Traffic
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.events import Reply, Request
 from crossdraft.session.ledger import Ledger

@@ -15,7 +15,7 @@ import pytest
 
 from crossdraft.cli.app import main
 from crossdraft.client import discovery
-from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.links import Patience
 from tests.services.conftest import drafter_folder, one_thread, target_folder, unhurried
 
 __all__ = ["drafter_folder", "one_thread", "target_folder", "unhurried"]

@@ -11,7 +11,7 @@ import pytest
 
 from crossdraft.client import GenerationRequest, Kind, Pipeline, RequestError, SamplingOptions, connect
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.session.assignment import Secrets
 from crossdraft.types.request import ALIASES

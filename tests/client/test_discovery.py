@@ -16,9 +16,10 @@ from crossdraft.client.api import addresses_of
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
-from crossdraft.rpc.handlers import DRAFTER, TARGET, Replies
+from crossdraft.rpc.frames import DRAFTER, TARGET
+from crossdraft.rpc.handlers import Replies
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.speculation.controller import TargetController
 from crossdraft.target.service import TargetService, TargetSession

@@ -11,7 +11,7 @@ import pytest
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, connect
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.session import session
 from crossdraft.session.assignment import Secrets

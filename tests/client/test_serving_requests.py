@@ -14,7 +14,7 @@ from crossdraft.client.api import Generation
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.session.resolution import resolve
 from crossdraft.target.service import TargetService

@@ -13,7 +13,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.types.messages import Branch, Drafted
 from crossdraft.types.rows import DraftToken

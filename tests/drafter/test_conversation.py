@@ -8,16 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.drafter.conversation import (
-    MAX_BEHIND_SCORE,
-    MAX_UNREAD_TOKENS,
-    UNREAD_SCORES,
-    Conversation,
-    DraftProgress,
-    Epochs,
-    ReplyBuffer,
-    Send,
-)
+from crossdraft.drafter.conversation import MAX_BEHIND_SCORE, Conversation, DraftProgress, Epochs, ReplyBuffer, Send
 from crossdraft.drafter.drafting import DraftTree, Tip, branch_keys
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.letters import NOTHING, Letters
@@ -194,22 +185,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_window_does_not_run_away_from_who_reads() -> None:
-    drafter = Eager()
-    talk = talking(drafter)
-    advances = [Advance(1, MOST_DRAFT_TOKENS * (2 + place)) for place in range(ADVANCES)]
-    talk.ask(Draft(1, 0, NOTHING, MOST_DRAFT_TOKENS, 1), *advances)
-    await settled()
-    assert drafter.made == MAX_UNREAD_TOKENS
-    draft_tokens: list[int] = []
-    while len(draft_tokens) < WANTED:
-        draft_tokens += [draft_token.token for draft_token in (await talk.receive()).draft_tokens]
-    assert draft_tokens == list(range(WANTED))
-    assert drafter.made == WANTED
-    talk.close()
-    assert drafter.closed == 1
-
-
 async def test_a_draft_that_is_ended_sends_nothing_more_and_another_may_begin() -> None:
     drafter = Told()
     talk = talking(drafter)
@@ -225,27 +200,16 @@ async def test_a_draft_that_is_ended_sends_nothing_more_and_another_may_begin() 
         talk.ask(Advance(3, 0))
 
 
-async def test_scores_are_computed_as_they_are_read() -> None:
+async def test_each_score_is_answered() -> None:
     drafter = Eager()
     talk = talking(drafter)
     await talk.answer(Draft(1, 0, NOTHING, 1))
     score = Score(1, 0, (Letters("a"),), 1)
     for _ in range(20):
         assert isinstance(await talk.answer(score), Scored)
-    talk.ask(*[score] * (UNREAD_SCORES + 1))
+    talk.ask(*[score] * 20)
     await settled()
-    assert drafter.scored == 20 + UNREAD_SCORES
-    assert isinstance(talk.error, ProtocolBroken)
-    assert f"{UNREAD_SCORES} scores wait" in str(talk.error)
-
-
-async def test_a_new_epoch_forgets_the_scores_that_nobody_read() -> None:
-    talk = talking(Eager())
-    for epoch in (1, 2):
-        talk.ask(Draft(epoch, 0, NOTHING, 1), *[Score(epoch, 0, (Letters("a"),), 1)] * UNREAD_SCORES)
-        await settled()
-        assert [reply.epoch for reply in talk.waiting] == [epoch] * (1 + UNREAD_SCORES)
-    assert talk.error is None
+    assert drafter.scored == 40
 
 
 async def test_requests_behind_a_score_wait_and_not_more_of_them_than_there_may_be() -> None:

@@ -30,7 +30,7 @@ from crossdraft.drafter.ngram import (
     ngram_server,
 )
 from crossdraft.rpc.errors import BadRequest, ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER
+from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.server import Server
 from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import NOTHING, ControlRole, Letters, from_bytes

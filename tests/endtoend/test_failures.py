@@ -31,8 +31,8 @@ from crossdraft.engine import engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.emulation.steps import Emulation, Pace
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen, Unreachable
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.models import serving
 from crossdraft.target.service import ServeTarget, TargetServer, target_server

@@ -11,7 +11,7 @@ import pytest
 
 from crossdraft.cli.processes import Wanted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, Reason, connect
-from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.links import Patience
 from tests.conftest import FULL
 from tests.endtoend.stack import TARGET
 from tests.killable import Killable

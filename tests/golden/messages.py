@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from crossdraft.rpc.codec import decode_description, encode_description
-from crossdraft.rpc.frames import EndSession, FrameCodec, SessionEnded
+from crossdraft.rpc.frames import DRAFTER, TARGET, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.generation import (
     Committed,
     Generate,
@@ -20,7 +20,6 @@ from crossdraft.rpc.generation import (
     encode_reply,
     encode_request,
 )
-from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.session.events import Reason
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import ControlRole, Letters, Side

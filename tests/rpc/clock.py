@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from crossdraft.rpc import clients
+from crossdraft.rpc import links
 
 HANGS = 120.0  # seconds of the machine after which something never comes
 
@@ -18,7 +18,7 @@ class Clock:
         loop = asyncio.get_running_loop()
         self.now = loop.time()
         monkeypatch.setattr(loop, "time", lambda: self.now)
-        monkeypatch.setattr(clients, "now", lambda: self.now)
+        monkeypatch.setattr(links, "now", lambda: self.now)
 
     def move(self, seconds: float) -> None:
         """So many seconds pass."""

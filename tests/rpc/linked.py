@@ -13,8 +13,8 @@ import numpy as np
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.frames import FrameCodec
-from crossdraft.rpc.handlers import TARGET, Replies, RoleCodec
+from crossdraft.rpc.frames import TARGET, FrameCodec, RoleCodec
+from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint, codec_of
 from crossdraft.rpc.server import Listening
 from crossdraft.types.messages import (

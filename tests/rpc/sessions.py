@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from crossdraft.rpc import clients
-from crossdraft.rpc.clients import LinkSession, Traffic
+from crossdraft.rpc import links
 from crossdraft.rpc.errors import Closed, ServiceError
+from crossdraft.rpc.links import LinkSession, Traffic
 from crossdraft.types.messages import Draft, Drafted, FetchRow, Pass, PassDone, RowFetched, Score, Scored
 
 
@@ -135,9 +135,9 @@ class Opening:
             yield session
 
 
-class TargetClient(Opening, clients.TargetClient):
+class TargetClient(Opening, links.TargetClient):
     """Opens sessions with a target."""
 
 
-class DrafterClient(Opening, clients.DrafterClient):
+class DrafterClient(Opening, links.DrafterClient):
     """Opens sessions with a drafter."""

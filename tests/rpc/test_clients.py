@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.config.service import SessionOptions
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import NotServed, TooLarge, Unreachable
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.frames import DRAFTER, TARGET
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import NOTHING, Letters

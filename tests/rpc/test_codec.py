@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.rpc import codec, roles
+from crossdraft.rpc import codec, frames
 from crossdraft.rpc.codec import GRID, LEADING, MAX_BITS
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.roles import DRAFTER, TARGET
+from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import (
@@ -225,7 +225,7 @@ def test_whole_rows_that_are_no_distribution_are_refused(bad, complaint):
 
 
 def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:
-    assert roles.MAX_NODES >= MOST_PATHS * MOST_DRAFT_TOKENS + NODES_BESIDE_THE_DRAFT
-    assert roles.MAX_HEAD >= WIDEST
-    assert roles.MAX_ROW_WIDTH >= WIDEST
-    assert roles.MAX_STRINGS >= MAX_ASKED
+    assert codec.MAX_NODES >= MOST_PATHS * MOST_DRAFT_TOKENS + NODES_BESIDE_THE_DRAFT
+    assert frames.MAX_HEAD >= WIDEST
+    assert frames.MAX_ROW_WIDTH >= WIDEST
+    assert frames.MAX_STRINGS >= MAX_ASKED

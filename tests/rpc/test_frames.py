@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import EndSession, FrameCodec, SessionEnded
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.frames import DRAFTER, TARGET, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.memory import MemoryChannel, codec_of
 from crossdraft.types.messages import Drafted, OpenDrafter, OpenTarget, Pass, PassDone, RowFetched, Sample
 from crossdraft.types.rows import DraftToken, Row

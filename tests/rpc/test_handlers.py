@@ -7,7 +7,8 @@ import pytest
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc import log_context
 from crossdraft.rpc.errors import BadMessage, ContextTooLong, Full, name_of
-from crossdraft.rpc.handlers import TARGET, Activity, Tally
+from crossdraft.rpc.frames import TARGET
+from crossdraft.rpc.handlers import Activity, Tally
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.security import client_credentials
 from crossdraft.rpc.server import Listening, Server
@@ -82,7 +83,7 @@ async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.L
     activity = server.activity
     assert (activity.open, activity.opened, dict(activity.ended)) == (0, 1, {"closed": 1})
     total = activity.total()
-    assert (total.requests, total.replies, total.passes, total.nodes) == (2, 2, 1, 1)
+    assert (total.requests, total.replies, total.passes, total.pass_nodes) == (2, 2, 1, 1)
     close = 6  # bytes of the frame that closes it, which the client does not count
     assert 0 <= total.bytes_received - session.traffic.bytes_sent <= close
     assert total.bytes_sent == session.traffic.bytes_received

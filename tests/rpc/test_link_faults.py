@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.config.service import SessionOptions
-from crossdraft.rpc import clients, frames, handlers
-from crossdraft.rpc.clients import Patience
+from crossdraft.rpc import handlers, links
 from crossdraft.rpc.codec import MAX_LISTS
 from crossdraft.rpc.errors import (
     BadMessage,
@@ -33,8 +32,9 @@ from crossdraft.rpc.errors import (
     Unreachable,
 )
 from crossdraft.rpc.event_loop import SMALL, Beside
-from crossdraft.rpc.frames import MAX_IN_LOOP, MAX_MESSAGES, MAX_SHARED, EndSession, FrameCodec, Outbox, SessionEnded
-from crossdraft.rpc.handlers import MAX_EARLY, TARGET, UNREAD_LIMITS
+from crossdraft.rpc.frames import MAX_MESSAGES, MAX_SHARED, TARGET, EndSession, FrameCodec, SessionEnded
+from crossdraft.rpc.handlers import MAX_EARLY, UNREAD_LIMITS
+from crossdraft.rpc.links import MAX_IN_LOOP, Outbox, Patience
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, OpenTarget, Pass, PassDone
@@ -476,7 +476,7 @@ async def test_a_session_whose_replies_are_not_read_is_ended_and_others_of_other
 @pytest.fixture
 def few_waiting(monkeypatch) -> int:
     """How many messages of a link may wait before it is not read any more."""
-    monkeypatch.setattr(frames, "MAX_WAITING_MESSAGES", 300)
+    monkeypatch.setattr(links, "MAX_WAITING_MESSAGES", 300)
     return 300
 
 
@@ -512,6 +512,20 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
         assert not flooding.done()
         flooding.cancel()
         await asyncio.gather(flooding, return_exceptions=True)
+
+
+async def test_a_session_whose_replies_nobody_reads_is_ended(service):
+    def answer(session: PuppetSession, request: Any) -> None:
+        for _ in range(handlers.MAX_UNREAD_REPLIES + 1):
+            session.replies.send(PassDone(request.number, (ROW,), 0.0))
+
+    service.answer = answer
+    async with serving(service) as server, RawLink(server.address) as link:
+        await opened(link, 1)
+        await link.send((1, one_pass(1)))
+        number, ended = await link.receive()
+        assert (number, service.closed) == (1, 1)
+        assert "replies wait: the client does not read them" in ended.text
 
 
 async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_waiting):
@@ -985,7 +999,7 @@ async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link
 
 
 async def test_what_all_sessions_make_of_a_frame_leaves_as_one_frame(monkeypatch):
-    monkeypatch.setattr(clients, "TURN_SECONDS", float("inf"))
+    monkeypatch.setattr(links, "TURN_SECONDS", float("inf"))
     async with a_client() as (service, client):
         stream, heard, sessions = await begun(service, client, 32)
         for one, session in zip(heard, sessions, strict=True):  # what each sends depends on its reply

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from crossdraft.rpc.errors import ServiceError, Unreachable
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.server import Server
 from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, PuppetService, one_pass
 from tests.rpc.proxy import Link
@@ -20,7 +20,7 @@ from tests.rpc.unhurried import unhurry
 BOUND = 30  # seconds; about 3 are usual, gRPC's own are over 45
 SERVE = """
 import asyncio
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.server import Listening, Server, serve
 from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, PuppetService, one_pass
 async def main():

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossdraft.rpc import codec, roles
+from crossdraft.rpc import codec, frames
 from crossdraft.rpc.errors import BadMessage
-from crossdraft.rpc.frames import MAX_SHARED
-from crossdraft.rpc.roles import DRAFTER, TARGET
+from crossdraft.rpc.frames import DRAFTER, MAX_SHARED, TARGET
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Branch, Drafted, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row, Whose
@@ -107,7 +106,7 @@ TARGET_REQUESTS = [
     (fetching(listed={"count": 3, "size": 2, "data": b"abc"}), "3 bytes, which are not 3 numbers of 2"),
     (fetching(listed={"count": 1, "size": 5, "data": b"abcde"}), "not 1 numbers of 5"),
     (fetching(listed={"count": 2**32 - 1, "size": 0}), "numbers of 0"),
-    (opening(head=2**32 - 1), f"head has {2**32 - 1}; at most {roles.MAX_HEAD}"),
+    (opening(head=2**32 - 1), f"head has {2**32 - 1}; at most {frames.MAX_HEAD}"),
     (opening(prompt=[1] * (codec.MAX_IDS + 1)), f"prompt has {codec.MAX_IDS + 1}"),
     (opening(options={"logit_bias": [{}] * (codec.MAX_BIASES + 1)}), "options.logit_bias has 65537"),
     (opening(options={"bad_word_ids": [{"ids": [1]}] * (codec.MAX_BIASES + 1)}), "options.bad_word_ids has 65537"),
@@ -122,7 +121,7 @@ TARGET_REQUESTS = [
     (opening(stop_ids=[1] * (codec.MAX_STOPS + 1)), "stop_ids has 65537; at most 65536"),
     (opening(options={"end_ids": [1] * (codec.MAX_STOPS + 1)}), "options.end_ids has 65537; at most 65536"),
     (opening(options={"bad_word_ids": [{"ids": [1] * (codec.MAX_WORDS // 2 + 1)}] * 2}), "bad_word_ids has 1048578"),
-    (passing(tree={"tokens": [1] * (roles.MAX_NODES + 1)}), "tree.tokens has 1089; at most 1088 are taken"),
+    (passing(tree={"tokens": [1] * (codec.MAX_NODES + 1)}), "tree.tokens has 1089; at most 1088 are taken"),
     (fetching(number=1, listed=zeros(codec.MAX_NUMBERS + 1)), f"listed has {codec.MAX_NUMBERS + 1}; at most"),
 ]
 TARGET_REPLIES = [
@@ -179,10 +178,10 @@ DRAFTER_REQUESTS = [
     (drafting(hidden={"places": range(codec.MAX_STATES + 1), "states": b"ab" * 4097}), "hidden.places has 4097"),
     (drafting(branch_width=0), "branch_width must be between 1 and 64, got 0"),
     (drafting(branch_width=65), "branch_width must be between"),
-    (opening_drafter(row_width=roles.MAX_ROW_WIDTH + 1), "row_width has 65537"),
+    (opening_drafter(row_width=frames.MAX_ROW_WIDTH + 1), "row_width has 65537"),
     (opening_drafter(allowed=zeros(codec.MAX_NUMBERS + 1)), "allowed has"),
-    (scoring(strings=[b"a"] * (roles.MAX_STRINGS + 1), tokens=1), "strings has 4097"),
-    (scoring(strings=[b"a" * (roles.MAX_STRING + 1)], tokens=1), "the longest of strings has 65537"),
+    (scoring(strings=[b"a"] * (frames.MAX_STRINGS + 1), tokens=1), "strings has 4097"),
+    (scoring(strings=[b"a" * (frames.MAX_STRING + 1)], tokens=1), "the longest of strings has 65537"),
 ]
 DRAFTER_REPLIES = [
     (of_drafter(), "one of opened, drafted, scored and ended"),
@@ -200,8 +199,8 @@ DRAFTER_REPLIES = [
     (drafted(branches=[branch(tokens=[SIZE])]), r"branches\[0\].tokens has the id 300"),
     (of_drafter(scored=drafter_pb2.Scored(probabilities=[1.5])), "not between 0 and 1"),
     (of_drafter(scored=drafter_pb2.Scored(probabilities=[float("nan")])), "not between 0 and 1"),
-    (drafted(branches=[branch()] * (roles.MAX_BRANCHES + 1)), "the frame's branches has 4097"),
-    (of_drafter(scored={"probabilities": [0.5] * (roles.MAX_STRINGS + 1)}), "probabilities has 4097"),
+    (drafted(branches=[branch()] * (frames.MAX_BRANCHES + 1)), "the frame's branches has 4097"),
+    (of_drafter(scored={"probabilities": [0.5] * (frames.MAX_STRINGS + 1)}), "probabilities has 4097"),
 ]
 REFUSED = {
     TARGET.requests.decode: TARGET_REQUESTS,
@@ -224,7 +223,7 @@ def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complai
 
 
 SHARED_HALF = {"prompt": [1] * (MAX_SHARED // 2)}
-BRANCHES_HALF = {"branches": [branch()] * (roles.MAX_BRANCHES // 2)}
+BRANCHES_HALF = {"branches": [branch()] * (frames.MAX_BRANCHES // 2)}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles, client_credentials
 from crossdraft.rpc.server import Listening, Server
 from tests.rpc.certificates import FUTURE, PAST, Cluster

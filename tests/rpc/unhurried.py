@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from crossdraft.rpc import transport
-from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Endpoint
 from crossdraft.rpc.transport import CLIENT_OPTIONS, SERVER_OPTIONS, ChannelOptions
 

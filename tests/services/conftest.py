@@ -14,7 +14,7 @@ import torch
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.handlers import DRAFTER, TARGET
+from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import TargetService
 from crossdraft.text.letters import Side

@@ -9,9 +9,9 @@ from typing import Any, Self
 import pytest
 
 from crossdraft.client import GenerationRequest, Kind, Pipeline, Reason, Token
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
 from crossdraft.rpc.generation import Committed
+from crossdraft.rpc.links import Patience
 from crossdraft.serving.backend import (
     Addresses,
     Connection,

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.generation import SERVICE
-from crossdraft.rpc.handlers import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer

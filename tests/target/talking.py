@@ -2,7 +2,7 @@
 
 from crossdraft.engine.distributions import LogitsProcessor
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.frames import Join
+from crossdraft.rpc.links import Join
 from crossdraft.target.service import Reply, TargetSession
 from crossdraft.text.grammar import of_letters
 from crossdraft.types.messages import OpenTarget, Pass, PassDone

@@ -8,7 +8,7 @@ import pytest
 
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import TargetService
 from crossdraft.types.messages import OpenTarget, Pass, SamplingOptions

@@ -11,10 +11,9 @@ import torch
 from crossdraft.engine import model_thread
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, TimedOut
-from crossdraft.rpc.frames import Join
-from crossdraft.rpc.handlers import TARGET
+from crossdraft.rpc.frames import TARGET
+from crossdraft.rpc.links import Join, Patience
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import MAX_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text import grammar

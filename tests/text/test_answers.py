@@ -32,7 +32,8 @@ Parts = list[tuple[str, str]]
 
 def parts(form: AnswerForm, *pieces: str) -> Parts:
     """What and text, of pieces of one part together."""
-    said = AnswerParser(form).whole(pieces)
+    parser = AnswerParser(form)
+    said = [*(one for piece in pieces for one in parser.feed(piece)), *parser.end()]
     return [
         (key[0], "".join(one.text for one in each)) for key, each in groupby(said, lambda one: (one.what, one.call))
     ]
@@ -118,7 +119,7 @@ def test_json_that_is_no_call_is_shown_while_it_comes() -> None:
 
 
 def test_calls_have_ids_of_their_own_as_mistrals_templates_want_them() -> None:
-    ids = [one.id for one in AnswerParser(AnswerForm(JSON)).whole([f"[{F}, {F}]"]) if one.what is What.CALL]
+    ids = [one.id for one in AnswerParser(AnswerForm(JSON)).feed(f"[{F}, {F}]") if one.what is What.CALL]
     assert len({*ids}) == 2
     assert all(len(id) == 9 and id.isalnum() for id in ids)
 

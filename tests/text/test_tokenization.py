@@ -325,9 +325,9 @@ def test_text_shown_in_pieces_is_the_text_shown_at_once(whole: Letters, lengths:
 
 @given(letters)
 def test_segments_join_to_the_letters(whole: Letters) -> None:
-    segments = segments_of(whole, "▁")
-    assert "".join(segment.letters for segment in segments) == whole
-    assert all(segment.text is None or segment.text.encode() == to_bytes(segment.letters) for segment in segments)
+    segments = list(segments_of(whole, "▁"))
+    assert "".join(run for run, _ in segments) == whole
+    assert all(text is None or text.encode() == to_bytes(run) for run, text in segments)
 
 
 @pytest.mark.parametrize(

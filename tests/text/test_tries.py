@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.text.letters import END, EVENTS, ControlRole, Letters, Side, Spelling, codes_of, spelled
+from crossdraft.text.letters import END, EVENTS, ControlRole, Letters, Side, Spelling, codes_of
 from crossdraft.text.vocabulary import Trie, Vocabulary
 
 words = st.lists(
@@ -24,7 +24,7 @@ def test_a_span_is_the_tokens_with_a_prefix(letters: list[str], prefix: str) -> 
 
 @given(words)
 def test_spelling_keeps_every_string(letters: list[str]) -> None:
-    spelling = Spelling.read(spelled([Letters(text) for text in letters]))
+    spelling = Spelling.of([Letters(text) for text in letters])
     for token, text in enumerate(letters):
         start = int(spelling.starts[token])
         assert spelling.rest(token, start).tolist() == codes_of(text).tolist()

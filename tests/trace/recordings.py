@@ -3,24 +3,20 @@
 from crossdraft.session.events import Command, Event
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
-from crossdraft.trace.timeline import Step
+from crossdraft.trace.timeline import Step, Watch
 from tests.clock import Run, World
 
 
-class Keeper:
-    """A recorder that keeps the steps."""
+class Keeper(Watch):
+    """Keeps the steps."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.steps: list[Step] = []
-        self.closed = 0
 
     def record(self, step: Step) -> None:
-        """As Recorder says."""
+        """Takes no spans."""
         self.steps.append(step)
-
-    def close(self) -> None:
-        """Likewise."""
-        self.closed += 1
 
 
 class Recorded:

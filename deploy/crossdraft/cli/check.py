@@ -26,7 +26,7 @@ from crossdraft.engine.device import device_of
 from crossdraft.engine.loader import LoadedModel
 from crossdraft.engine.names import RANDOM_PREFIX, ModelLoadError, laboratory
 from crossdraft.engine.served_model import ModelOptions, load
-from crossdraft.rpc.clients import Patience
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening
 from crossdraft.session.models import tokenization_of
 from crossdraft.target.service import ServeTarget, target_server

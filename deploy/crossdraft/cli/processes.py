@@ -17,7 +17,7 @@ from crossdraft.cli.running import CommandFailed, UsageError
 from crossdraft.config.engine import STARTED, EngineOptions
 
 if TYPE_CHECKING:
-    from crossdraft.rpc.clients import Patience
+    from crossdraft.rpc.links import Patience
 
 NOTE_SECONDS = 120.0  # between two notes that a service is still starting
 END_SECONDS = 5.0  # between SIGTERM and SIGKILL
@@ -103,7 +103,7 @@ async def _ready(role: str, process: Process, log: IO[bytes]) -> dict[str, str]:
 
 def patience(**seconds: float) -> "Patience":
     """Of clients of services that may be in this process or started by it: these are asked until they answer or end."""
-    from crossdraft.rpc.clients import Patience
+    from crossdraft.rpc.links import Patience
     from crossdraft.rpc.memory import serves
 
     def lives(address: str) -> bool:

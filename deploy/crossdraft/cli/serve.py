@@ -47,8 +47,8 @@ from crossdraft.config.service import (
     TlsOptions,
 )
 from crossdraft.engine.names import WrongOptionError, laboratory, source_of
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles, TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, Serving

@@ -14,9 +14,9 @@ from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies
 from crossdraft.cluster.serve_grpc import keep_alive
 from crossdraft.cluster.status import Entry, Role
 from crossdraft.config.cluster import ServedService
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Exporter, Registry
 from crossdraft.rpc.server import freeze_heap

@@ -15,9 +15,9 @@ from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.config.request import AUTO as AUTO
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.models import fault_of_pair, requested_method

@@ -25,9 +25,9 @@ from weakref import WeakSet
 from crossdraft.client.discovery import Discovery
 from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Services
-from crossdraft.rpc.clients import Patience
 from crossdraft.rpc.errors import TimedOut
 from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.links import Patience
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.session.assignment import Assignment, Secrets
 from crossdraft.session.events import Emitted, Finished, Reason
@@ -39,7 +39,7 @@ from crossdraft.speculation.choice import Decision
 from crossdraft.speculation.controller import OutputController, TargetController
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.text.tokenization import LetterDecoder
-from crossdraft.trace.timeline import Recorder, Watch, trace_events
+from crossdraft.trace.timeline import Watch, trace_events
 from crossdraft.types.messages import MODEL_SETTINGS, PromptScored, Sample, SamplingOptions
 from crossdraft.types.output import Names, PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, sampling_size, size_of
@@ -113,15 +113,15 @@ class Generation(TokenStream):
     """
 
     def __init__(
-        self, assignment: Assignment, services: Services, watch: Recorder | None = None, opening: int = 0
+        self, assignment: Assignment, services: Services, watch: Watch | None = None, opening: int = 0
     ) -> None:
         super().__init__()
         self._assignment = assignment
         self._services = services
         self._recorded = None if assignment.request.record is None else Watch()
-        self._recorders = [one for one in (self._recorded, watch) if one is not None]
-        for one in self._recorders:
-            assignment = one.judging(assignment) if isinstance(one, Watch) else assignment
+        self._watches = [one for one in (self._recorded, watch) if one is not None]
+        for one in self._watches:
+            assignment = one.judging(assignment)
         self._session = Session(assignment)
         self._driver: Driver | None = None
         self._shown = ShownText(assignment)
@@ -189,7 +189,7 @@ class Generation(TokenStream):
         return self._came(list(map(self._token, emitted)))
 
     def _begin(self) -> asyncio.Task[Finished]:
-        self._driver = Driver(self._session, self._services, self._recorders)
+        self._driver = Driver(self._session, self._services, self._watches)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         if self._assignment.request.prompt_logprobs is not None:
@@ -374,7 +374,7 @@ class Pipeline:
     def run(
         self,
         request: GenerationRequest,
-        watch: Recorder | None = None,
+        watch: Watch | None = None,
         prepared: tuple[Prompts, SamplingOptions] | None = None,
         drafting: bool = True,
     ) -> Generation:
@@ -382,7 +382,7 @@ class Pipeline:
 
         Args:
             request: what to generate.
-            watch: such as `trace.timeline.Watch`: is told the session's steps.
+            watch: is told the session's steps.
             prepared: what `prepared` has made of the request; None: it is made here.
             drafting: whether drafters may be used; without them the output is as on a pipeline that has none.
 

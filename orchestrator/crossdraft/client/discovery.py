@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.clients import DrafterClient, Patience, ServiceClient, TargetClient
 from crossdraft.rpc.errors import REPLACED, BadMessage, Replaced, ServiceError, TimedOut, name_of
+from crossdraft.rpc.links import DrafterClient, Patience, ServiceClient, TargetClient
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.session.models import Models, tokenization_of
 from crossdraft.text.letters import Side

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.clients import LinkSession
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
+from crossdraft.rpc.links import LinkSession
 from crossdraft.session import events
 from crossdraft.session.session import Session
-from crossdraft.trace.timeline import Recorder, Step
+from crossdraft.trace.timeline import Step, Watch
 from crossdraft.types.messages import Drafted, OpenTarget, PassDone, PromptScored, RowFetched
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 
@@ -224,13 +224,13 @@ TokenSink = Callable[[Sequence[events.Emitted] | PromptScored], None]
 class Driver:
     """Runs one session from its first command to its last.
 
-    `session`: not begun. `services`: where it may open lanes. `recorders`: are told every step.
+    `session`: not begun. `services`: where it may open lanes. `watches`: are told every step.
     """
 
-    def __init__(self, session: Session, services: Services, recorders: Sequence[Recorder] = ()) -> None:
+    def __init__(self, session: Session, services: Services, watches: Sequence[Watch] = ()) -> None:
         self._session = session
         self._services = services
-        self._recorders = recorders
+        self._watches = watches
         self._events: deque[tuple[events.Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
         self._lanes: dict[events.Lane, ServiceLane] = {}
@@ -322,10 +322,10 @@ class Driver:
 
     def _record(self, event: events.Event | None, now: float, commands: list[events.Command]) -> None:
         """Record a step; one that the session refuses or fails at has no commands."""
-        if self._recorders:
+        if self._watches:
             step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
-            for recorder in self._recorders:
-                recorder.record(step)
+            for watch in self._watches:
+                watch.record(step)
 
     def _carry_out(self, commands: list[events.Command]) -> None:
         emitted = [command for command in commands if isinstance(command, events.Emitted)]
@@ -393,5 +393,3 @@ class Driver:
             timer.cancel()
         for lane in self._lanes.values():
             lane.close()
-        for recorder in self._recorders:
-            recorder.close()

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from crossdraft.rpc.clients import DrafterClient, TargetClient
 from crossdraft.rpc.errors import ServiceError
+from crossdraft.rpc.links import DrafterClient, TargetClient
 
 FORGIVEN_SECONDS = 30.0  # after its last failure a service is preferred no less than any other
 

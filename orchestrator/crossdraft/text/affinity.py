@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Ids, Letters, Side, from_bytes
+from crossdraft.text.letters import NO_LETTER, Ids, Letters, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import NotExpressible, Tokenization
 from crossdraft.text.vocabulary import tokenizer_digest
@@ -50,14 +50,10 @@ class Matrix:
 
     @staticmethod
     def strongest(pair: Pair, drafted: Ids, targets: Ids, weights: Probabilities, neighbours: int) -> "Matrix":
-        """The matrix with the heaviest entries of each row, of equal ones the lowest ids, normalized.
+        """The matrix with the heaviest entries of each row of T∩D, of equal ones the lowest ids, normalized.
 
-        Args:
-            pair: whose T∩D has the rows; a row without an entry above 0 is the token itself.
-            drafted: shape (n,), the draft token of each entry, of T∩D.
-            targets: shape (n,), its target token; no pair occurs twice.
-            weights: shape (n,), not negative.
-            neighbours: entries that a row has at most.
+        Entries, each of shape (n,): draft tokens, target tokens, no pair twice, and weights that are not negative. A
+        row has at most `neighbours`, and without any above 0 it is the token itself.
         """
         shared = pair.shared_drafter_ids
         empty = np.setdiff1d(shared, drafted[weights > 0])
@@ -75,19 +71,16 @@ class Matrix:
         return Matrix(shared, starts, targets[order][kept].astype(np.int32), shares[kept])
 
     def redistribute(self, ids: Ids, probabilities: Probabilities) -> tuple[Ids, Probabilities]:
-        """Mᵀq′, the distribution over the target's tokens that `rdk` draws draft tokens from.
+        """Mᵀq′, the distribution over the target's tokens that `rdk` draws draft tokens from: target ids, int64, shape
+        (m,), ascending, and their probabilities, all above 0.
 
-        Args:
-            ids: shape (n,), draft tokens of T∩D.
-            probabilities: float64, shape (n,), q′: they sum to one.
-
-        Returns:
-            Target ids, int64, shape (m,), ascending; their probabilities, float64, all above 0, summing to one.
-
-        Raises:
-            ValueError: an id is not in T∩D.
+        `ids` and `probabilities` are q′, each of shape (n,). Raises ValueError: an id is not in T∩D.
         """
-        places = _places(self.drafter_ids, ids)
+        places = np.searchsorted(self.drafter_ids, ids)
+        known = np.append(self.drafter_ids, -1)[places] == ids
+        if not known.all():
+            token = int(ids[~known][0])
+            raise ValueError(f"draft token {token} is not a token of the target; only shared tokens have a row")
         lengths = self.starts[places + 1] - self.starts[places]
         entries = runs(self.starts[places], lengths)
         sums = np.bincount(self.target_ids[entries], np.repeat(probabilities, lengths) * self.weights[entries])
@@ -96,8 +89,11 @@ class Matrix:
 
     def check(self, target_size: int) -> None:
         """Raises ValueError if it is not a row-stochastic matrix into the ids below `target_size`."""
-        _check_ids(self.drafter_ids, self.target_ids, target_size)
-        lengths = np.diff(self.starts)
+        rows, ids, lengths = self.drafter_ids, self.target_ids, np.diff(self.starts)
+        if (np.diff(rows, prepend=-1) <= 0).any():
+            raise ValueError("its draft tokens are not in ascending order")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < target_size:
+            raise ValueError("a target id is not in the target's vocabulary")
         if len(lengths) != len(self.drafter_ids) or self.starts[0] != 0 or (lengths <= 0).any():
             raise ValueError("a row has no entries, or their number is wrong")
         if self.starts[-1] != len(self.target_ids) or len(self.weights) != len(self.target_ids):
@@ -113,23 +109,6 @@ def runs(starts: Ids, lengths: Ids) -> Ids:
     """The numbers starts[i], starts[i] + 1, …, lengths[i] of them, for each i in turn."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
-
-
-def _places(rows: Ids, ids: Ids) -> Ids:
-    places = np.searchsorted(rows, ids).astype(np.int64)
-    known = rows[np.minimum(places, len(rows) - 1)] == ids if len(rows) else np.zeros(len(ids), dtype=np.bool_)
-    if not known.all():
-        raise ValueError(
-            f"draft token {int(ids[~known][0])} is not a token of the target; only shared tokens have a row"
-        )
-    return places
-
-
-def _check_ids(drafter_ids: Ids, target_ids: Columns, target_size: int) -> None:
-    if (np.diff(drafter_ids) <= 0).any() or (len(drafter_ids) and drafter_ids[0] < 0):
-        raise ValueError("its draft tokens are not in ascending order")
-    if len(target_ids) and not 0 <= target_ids.min() <= target_ids.max() < target_size:
-        raise ValueError("a target id is not in the target's vocabulary")
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,16 +139,11 @@ class Affinity:
     def check_drafter(self, tokenizer_json: str, size: int) -> None:
         """Raises AffinityMismatch if it was made for another drafter than that of this tokenizer and so many ids."""
         if tokenizer_digest(tokenizer_json) != self.drafter:
-            raise AffinityMismatch(
-                "this affinity file was made for a drafter with another tokenizer: make one for this drafter with "
-                "`crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE`"
-            )
-        highest = self.matrix.drafter_ids.max(initial=0)
-        if highest >= size:
-            raise AffinityMismatch(
-                f"this affinity file has draft token {highest}, and the drafter has {size}: make it again with "
-                "`crossdraft affinity`"
-            )
+            what = "this affinity file was made for a drafter with another tokenizer: make one for this drafter with"
+            raise AffinityMismatch(f"{what} `crossdraft affinity --target TARGET --drafter DRAFTER CORPUS -o FILE`")
+        if (highest := self.matrix.drafter_ids.max(initial=0)) >= size:
+            what = f"this affinity file has draft token {highest}, and the drafter has {size}"
+            raise AffinityMismatch(f"{what}: make it again with `crossdraft affinity`")
 
     def rank(self, target_id: int) -> int:
         """Place of a target id among the ids with the same letters, as `Vocabulary.rank`."""
@@ -180,29 +154,26 @@ def save_affinity(affinity: Affinity, path: Path) -> None:
     """Writes a file for `load_affinity`; OSError if that is not possible."""
     about = {"format": FORMAT, "target": affinity.target, "drafter": affinity.drafter, "made": affinity.made}
     about |= {"letters": json.dumps(affinity.letters), "ranks": json.dumps(sorted(affinity.ranks.items()))}
-    path.write_bytes(save({name: np.ascontiguousarray(one) for name, one in vars(affinity.matrix).items()}, about))
+    path.write_bytes(save({name: np.ascontiguousarray(array) for name, array in vars(affinity.matrix).items()}, about))
 
 
 def load_affinity(path: Path) -> Affinity:
-    """Reads and checks a file of `save_affinity`.
-
-    Raises:
-        OSError: it cannot be read.
-        AffinityMismatch: it is damaged or no affinity file; the text says what to do.
-    """
+    """Reads and checks a file of `save_affinity`; raises OSError, or AffinityMismatch: it is damaged or another."""
     try:
         with path.open("rb"), safe_open(path, "numpy") as file:  # that of safetensors does not say why it failed
             about = file.metadata() or {}
             if about.get("format") != FORMAT:
                 raise ValueError(f"its format is {about.get('format')}, this version reads {FORMAT}")
-            arrays = [_vector(file.get_tensor(name), name, kind) for name, kind in ARRAYS.items()]
+            arrays = [file.get_tensor(name) for name in ARRAYS]
+        for (name, kind), found in zip(ARRAYS.items(), arrays, strict=True):
+            if found.ndim != 1 or found.dtype != kind:
+                raise ValueError(f"{name} is not a list of {np.dtype(kind).name}")
         letters, ranks = json.loads(about["letters"]), dict(json.loads(about["ranks"]))
         _check_vocabulary(letters, ranks)
         return Affinity(about["target"], about["drafter"], tuple(letters), ranks, Matrix(*arrays), about["made"])
     except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
-        raise AffinityMismatch(
-            f"{path} is damaged or not an affinity file ({error}): make it again with `crossdraft affinity`"
-        ) from error
+        what = f"{path} is damaged or not an affinity file ({error})"
+        raise AffinityMismatch(f"{what}: make it again with `crossdraft affinity`") from error
 
 
 def _check_vocabulary(letters: Any, ranks: dict[Any, Any]) -> None:
@@ -210,18 +181,10 @@ def _check_vocabulary(letters: Any, ranks: dict[Any, Any]) -> None:
     of ids."""
     if not (isinstance(letters, list) and all(letters)):
         raise ValueError("a token of the target has no letters")
-    roles = {role.value for role in ControlRole}
-    for letter in set("".join(letters)):
-        if not (ord(letter) < FIRST_CONTROL or ord(letter) in roles or ord(letter) >= Side.TARGET.value):
-            raise ValueError(f"U+{ord(letter):04X} is no letter")
+    if found := NO_LETTER.search("".join(letters)):
+        raise ValueError(f"U+{ord(found[0]):04X} is no letter")
     if not all(0 <= token < len(letters) and 0 < rank < len(letters) for token, rank in ranks.items()):
         raise ValueError("a rank is out of its range")
-
-
-def _vector(found: NDArray[Any], name: str, kind: type[Any]) -> NDArray[Any]:
-    if found.ndim != 1 or found.dtype != kind:
-        raise ValueError(f"{name} is not a list of {np.dtype(kind).name}")
-    return found
 
 
 MAX_PAIRS = 1 << 22  # max different pairs that are kept: of 128k × 128k pairs a corpus has few, and of those few matter
@@ -270,12 +233,8 @@ class Windows:
         mean = self._present / self._count
         left, right, together = self._pairs.entries()
         shared = together / self._count - mean[left] * mean[right]
-        every = np.arange(len(mean), dtype=np.int64)
-        return (
-            np.concatenate([every, left, right]),
-            np.concatenate([every, right, left]),
-            np.concatenate([mean * (1 - mean), shared, shared]),
-        )
+        every, omega = np.arange(len(mean), dtype=np.int64), np.concatenate([mean * (1 - mean), shared, shared])
+        return np.concatenate([every, left, right]), np.concatenate([every, right, left]), omega
 
 
 def co_occurrence(pair: Pair, windows: Windows, temperature: float, neighbours: int) -> Matrix:
@@ -315,7 +274,7 @@ class Alignment:
     def __init__(self, pair: Pair, target: Tokenization, drafter: Tokenization) -> None:
         self._pair = pair
         self._sides = (target, drafter)
-        self._lengths = (_letter_counts(target), _letter_counts(drafter))
+        self._lengths = [np.array([*map(len, side.vocabulary.letters)], dtype=np.int64) for side in self._sides]
         self._counts = PairCounts(target.vocabulary.size)
         self.left_out = 0  # characters of lines that the two tokenizers do not write alike
 
@@ -341,20 +300,12 @@ class Alignment:
         if any(side.letters_of(found) != letters for side, found in zip(self._sides, ids, strict=True)):
             return False
         targets, drafted = (np.array(found, dtype=np.int64) for found in ids)
-        starts = _starts(self._lengths[0][targets]), _starts(self._lengths[1][drafted])
-        _, left, right = np.intersect1d(*starts, assume_unique=True, return_indices=True)
+        ends = [np.cumsum(lengths[ids]) for lengths, ids in zip(self._lengths, (targets, drafted), strict=True)]
+        ours, theirs = (np.append(0, end)[:-1] for end in ends)  # offsets at which the tokens begin
+        _, left, right = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
         shared = self._pair.to_target_ids(drafted[right]) >= 0
         self._counts.add(drafted[right][shared], targets[left][shared])
         return True
-
-
-def _letter_counts(side: Tokenization) -> Ids:
-    return np.array([len(letters) for letters in side.vocabulary.letters], dtype=np.int64)
-
-
-def _starts(lengths: Ids) -> Ids:
-    """Offsets at which tokens of these lengths begin."""
-    return np.cumsum(lengths) - lengths
 
 
 BUFFERED = 1 << 22  # pairs that wait to be merged

@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
@@ -73,7 +73,7 @@ REASONINGS: Mapping[str, Reasoning] = {
 
 def format_of(template: str) -> str:
     """The tool format that a chat template writes; `json` if it knows none."""
-    shown = ((name, one.hint or one.begin) for name, one in TOOL_FORMATS.items())
+    shown = ((name, tools.hint or tools.begin) for name, tools in TOOL_FORMATS.items())
     return next((name for name, hint in shown if hint and hint in template), "json")
 
 
@@ -145,8 +145,8 @@ def _calls(tools: ToolFormat, functions: Sequence[Function], most: int | None) -
     """Rules of `calls`, and of `open`: content with calls in it, where a mark begins them."""
     begin = _quoted(tools.begin) if tools.spelled else ""
     by_schema = defaultdict[str, list[str]](list)
-    for one in functions:
-        by_schema[one.schema].append(one.name)
+    for function in functions:
+        by_schema[function.schema].append(function.name)
     rules, ways = list[str](), list[str]()
     for schema, names in by_schema.items():
         at = functions.index(Function(names[0], schema))
@@ -186,7 +186,7 @@ class Said:
     what: What
     text: str
     call: int = 0  # index of the call
-    id: str = ""  # of a call that begins
+    id: str = ""  # of a call that begins: nine letters and digits
 
 
 Steps = Generator[None, None, str]  # yields when it needs more text
@@ -215,19 +215,18 @@ class AnswerParser:
         self._text, self._at = self._text[self._at :] + text, 0
         next(self._reading, None)
         pieces, self._said = self._said, []
-        return [
-            Said(what, "".join(text for _, _, text in group), index, _new_id() if what is What.CALL else "")
+        said = [
+            Said(what, "".join(text for _, _, text in group), index)
             for (what, index), group in groupby(pieces, key=lambda piece: piece[:2])
         ]
+        for call in said:
+            call.id = secrets.token_hex(5)[:9] if call.what is What.CALL else ""  # as templates of Mistral's demand
+        return said
 
     def end(self) -> list[Said]:
         """What was held back, once the answer has ended."""
         self._over = True
         return self.feed("")
-
-    def whole(self, pieces: Iterable[str]) -> list[Said]:
-        """The parts of a whole answer."""
-        return [*(one for piece in pieces for one in self.feed(piece)), *self.end()]
 
     def _answer(self) -> Generator[None, None, None]:
         if self.form.reasoning is not None:
@@ -281,11 +280,11 @@ class AnswerParser:
         members, begun = dict[str, str](), False
         while True:
             yield from self._skip(BLANKS + ",")
-            if (one := (yield from self._next())) == "}":
+            if (letter := (yield from self._next())) == "}":
                 self._take()
                 self.within = False
                 break
-            key = _read((yield from self._value())) if one == '"' else None
+            key = _read((yield from self._value())) if letter == '"' else None
             yield from self._skip(BLANKS)
             if key is None or (yield from self._next()) != ":" or not (begun or key in MEMBERS):
                 return begun
@@ -308,12 +307,12 @@ class AnswerParser:
     def _named_call(self) -> Tries:
         """One call in Mistral's newer form, `name{"a": 1}` or `name[ARGS]{"a": 1}`, if it is one."""
         name = ""
-        while (one := (yield from self._next())) and (one.isalnum() or one in "_-."):
-            name += one
+        while (letter := (yield from self._next())) and (letter.isalnum() or letter in "_-."):
+            name += letter
             self._take()
         if not name or self.form.tools is None or self.form.tools.begin not in self._tried:
             return False
-        if one == "[" and not (yield from self._takes(NAMED)):
+        if letter == "[" and not (yield from self._takes(NAMED)):
             return False
         if (yield from self._next()) != "{":
             return False
@@ -325,19 +324,19 @@ class AnswerParser:
     def _value(self, said: bool = False) -> Steps:
         """A JSON value, to its end."""
         taken, depth, inside, escaped = list[str](), 0, False, False
-        while one := (yield from self._next()):
-            if not inside and not depth and taken and one in BLANKS + ",:}]":
+        while letter := (yield from self._next()):
+            if not inside and not depth and taken and letter in BLANKS + ",:}]":
                 break  # after a number or a word
-            taken.append(one)
+            taken.append(letter)
             self._take()
             if said:
-                self._say(What.ARGUMENTS, one)
+                self._say(What.ARGUMENTS, letter)
             if inside:
-                inside, escaped = escaped or one != '"', one == "\\" and not escaped
+                inside, escaped = escaped or letter != '"', letter == "\\" and not escaped
             else:
-                inside = one == '"'
-                depth += (one in "{[") - (one in "}]")
-            if not inside and not depth and one in '"}]':
+                inside = letter == '"'
+                depth += (letter in "{[") - (letter in "}]")
+            if not inside and not depth and letter in '"}]':
                 break
         return "".join(taken)
 
@@ -373,7 +372,7 @@ class AnswerParser:
         return tried
 
     def _skip(self, letters: str) -> Generator[None, None, None]:
-        while (one := (yield from self._next())) and one in letters:
+        while (letter := (yield from self._next())) and letter in letters:
             self._take()
 
     def _takes(self, mark: str) -> Tries:
@@ -398,11 +397,6 @@ class AnswerParser:
         if found < 0 and self._blanks and what is What.CONTENT and not self.calls and not self.form.must:
             self._said.append((what, 0, self._blanks))
         return found >= 0
-
-
-def _new_id() -> str:
-    """Of a call: nine letters and digits, as templates of Mistral's demand."""
-    return secrets.token_hex(5)[:9]
 
 
 def _begun(text: str, mark: str) -> int:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -49,11 +49,11 @@ def _compiled(source: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes what HTML misreads
     environment.globals |= {
         "raise_exception": _raise,
-        "strftime_now": _now,
-        "dict": _new_dict,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # through the class a template could reach others
         "namespace": _GuardedNamespace,
     }
     return environment.from_string(source)
@@ -89,25 +89,5 @@ def _check_name(name: object) -> None:
         raise SecurityError(f"a namespace keeps no attribute that begins with an underscore, such as {name!r}")
 
 
-def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """Instead of the class, through which a template could reach others."""
-    return dict(*args, **kwargs)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes what HTML would misread."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

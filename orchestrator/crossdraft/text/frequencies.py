@@ -35,20 +35,14 @@ class TokenFrequencies:
         return int(self.counts.sum())
 
     def most_frequent(self, count: int, size: int, always: Collection[int] = ()) -> NDArray[np.int64]:
-        """The ids to keep, ascending, shape (count,).
+        """The ids to keep, ascending, shape (count,): those of `always` first, of equally frequent ones the smaller.
 
-        Args:
-            count: how many, 1 to `size`.
-            size: length of the model's logits row; ids that were not counted have frequency zero.
-            always: ids that come first, whatever their frequency. Of equally frequent ones the smaller ids come first.
-
-        Raises:
-            FrequenciesError: `count` is out of its range.
+        `size` is the length of the model's logits row; ids that were not counted have frequency zero. Raises
+        FrequenciesError unless `count` is 1 to `size`.
         """
         if not 1 <= count <= size:
-            raise FrequenciesError(
-                f"--vocab-keep must be between 1 and {size}, the size of the vocabulary, got {count}"
-            )
+            allowed = f"between 1 and {size}, the size of the vocabulary"
+            raise FrequenciesError(f"--vocab-keep must be {allowed}, got {count}")
         keys = np.zeros(size, dtype=np.int64)
         common = min(size, len(self.counts))
         keys[:common] = self.counts[:common]

@@ -114,12 +114,8 @@ class Grammar:
 
     @staticmethod
     def json(schema: str | dict[str, Any] | bool, **options: Any) -> "Grammar":
-        """JSON by a schema, as text or plain values.
-
-        Args:
-            schema: of the output.
-            options: of llguidance, such as `whitespace_flexible` false: no white space outside of texts.
-        """
+        """JSON by a schema, as text or plain values. `options` are llguidance's, such as `whitespace_flexible` false:
+        no white space outside of texts."""
         text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
         return Grammar(GrammarKind.JSON, json.dumps(_schema(text) | {"x-guidance": options}) if options else text)
 
@@ -158,7 +154,7 @@ class Grammar:
             case GrammarKind.REGEX:
                 return str(json.loads(LLMatcher.grammar_from_regex(self.text))["grammars"][0]["lark_grammar"])
             case GrammarKind.CHOICE:
-                return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in _choices(self.text))
+                return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in _choices(self.text))
         try:  # only Lark's grammars begin with ?, where the library would read GBNF
             lark = self.text if self.text.lstrip().startswith("?") else str(any_to_lark(self.text))
         except Exception as error:  # the library raises a bare one, for a rule that is missing or no rule at all
@@ -179,7 +175,7 @@ def _schema(text: str) -> dict[str, Any]:
 
 def _choices(text: str) -> list[str]:
     choices = json.loads(text)
-    if not (isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices)):
+    if not (isinstance(choices, list) and choices and all(isinstance(text, str) for text in choices)):
         raise ValueError("a choice must be a list of texts, at least one")
     return choices
 
@@ -242,11 +238,11 @@ class GrammarCompiler:
     def _forget(self) -> None:
         """Keeps no grammar that could not be compiled, and of the others the last ones."""
         with self._lock:
-            ended = [(grammar, one) for grammar, one in self._compiled.items() if one.done()]
+            ended = [(grammar, compiling) for grammar, compiling in self._compiled.items() if compiling.done()]
             seconds = 0.0
-            for place, (grammar, one) in enumerate(reversed(ended)):
-                seconds += 0.0 if one.exception() else one.result()[1]
-                if one.exception() or (place and (place >= COMPILED or seconds > KEPT_SECONDS)):
+            for place, (grammar, compiling) in enumerate(reversed(ended)):
+                seconds += 0.0 if compiling.exception() else compiling.result()[1]
+                if compiling.exception() or (place and (place >= COMPILED or seconds > KEPT_SECONDS)):
                     del self._compiled[grammar]
 
 

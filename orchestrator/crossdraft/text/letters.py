@@ -4,6 +4,7 @@ A string of letters is a Python `str` with one character per letter: U+0000 to U
 anything above is a control symbol. Prefixes, slices and hashes are those of `str`, and offsets count letters.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -42,6 +43,10 @@ class Side(Enum):
         return Letters(chr(self.value + rank))
 
 
+_ROLES = "".join(role.letter for role in ControlRole)
+NO_LETTER = re.compile(f"[^\x00-\xff{_ROLES}{Side.TARGET.control(0)}-{AFTER_ALL}]")  # a character that is none
+
+
 def from_bytes(raw: bytes) -> Letters:
     return Letters(raw.decode("latin-1"))
 
@@ -55,11 +60,11 @@ def to_bytes(letters: Letters) -> bytes:
     return letters.encode("latin-1", "ignore")
 
 
-def common_length(one: str, other: str) -> int:
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:  # the usual case
+def common_length(text: str, other: str) -> int:
+    shorter = min(len(text), len(other))
+    if text[:shorter] == other[:shorter]:  # the usual case
         return shorter
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+    for place, (left, right) in enumerate(zip(text, other, strict=False)):
         if left != right:
             return place
     return shorter
@@ -89,11 +94,6 @@ def codes_of(letters: str) -> Codes:
     return codes
 
 
-def spelled(strings: Sequence[Letters]) -> Codes:
-    """The codes of all strings in one array, with END after each; no string is empty."""
-    return codes_of(chr(END).join([*strings, ""]))
-
-
 @dataclass(frozen=True, eq=False)
 class Spelling:
     """The codes of all tokens of a vocabulary in one array."""
@@ -102,8 +102,9 @@ class Spelling:
     starts: Ids  # shape (V + 1,), index where each id's string begins, and the end
 
     @staticmethod
-    def read(codes: Codes) -> "Spelling":
-        """From the result of `spelled`, which becomes read-only."""
+    def of(strings: Sequence[Letters]) -> "Spelling":
+        """No string is empty."""
+        codes = codes_of(chr(END).join([*strings, ""]))
         codes.flags.writeable = False
         return Spelling(codes, np.append(0, np.flatnonzero(codes == END) + 1))
 

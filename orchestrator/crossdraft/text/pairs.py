@@ -87,12 +87,11 @@ def first_difference(target: Vocabulary, drafter: Vocabulary) -> int | None:
 
     Control symbols are compared by content, not by role; a row without content, mere padding, goes with any of them.
     """
-    pairs = zip_longest(_forms(target), _forms(drafter), fillvalue=AFTER_ALL)
-    return next((token for token, (one, other) in enumerate(pairs) if one != other and not _padding(one, other)), None)
-
-
-def _padding(one: str, other: str) -> bool:
-    return AFTER_ALL in (one, other) and one[0] == other[0]
+    for token, (one, other) in enumerate(zip_longest(_forms(target), _forms(drafter), fillvalue=AFTER_ALL)):
+        padding = AFTER_ALL in (one, other) and one[0] == other[0]
+        if one != other and not padding:
+            return token
+    return None
 
 
 def _forms(vocabulary: Vocabulary) -> list[str]:

@@ -2,7 +2,8 @@
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log10
 from statistics import fmean, pstdev
@@ -19,8 +20,6 @@ TEST_STRINGS = (
     "Größe naïve façade, Привет, мир, 你好世界, こんにちは, مرحبا",
     "🦄🚀 e\u0301 ﬁ İ \u200d \ufeff ▁ <0x41>",
 )
-
-
 # Strings of random characters, beside lines of the sample, whose decoding is compared with them.
 RANDOM_STRINGS = 256
 PREFIX = 100  # characters of a string, as in arXiv 2502.05202, appendix F
@@ -75,13 +74,11 @@ class SampleShare:
     shared_of_target: float  # |T′∩D′| / |T′|: Table 6 of arXiv 2502.05202
 
 
-# How many sequences of draft tokens spell a target token (arXiv 2502.05202, section D). The number grows like 2 to the
-# token's length: counts are integers of any size, and reported as logarithms.
-
-
 @dataclass(frozen=True)
 class Combinations:
-    """Sequences of draft tokens that are exactly one target token, over the target tokens that have any."""
+    """Sequences of draft tokens that are exactly one target token, over the target tokens that have any (arXiv
+    2502.05202, section D). They grow like 2 to the token's length: they are counted in integers of any size, and
+    reported as logarithms."""
 
     tokens: int  # that have any
     quartiles: tuple[int, int, int]  # the second is the median
@@ -122,30 +119,26 @@ class CompatibilityReport:
 
 
 def compare(target: Tokenization, drafter: Tokenization, sample: str, longest: int = 0) -> CompatibilityReport:
-    """Compares two tokenizers.
-
-    `target`: of the target. `drafter`: of the drafter. `sample`: text of the kind that will be served. `longest`:
-    letters of the target tokens whose combinations are counted, at most; 0: all.
-    """
-    checks = _checks(target, drafter)
+    """Compares two tokenizers, on a sample of the kind of text that will be served. `longest`: letters of the target
+    tokens whose combinations are counted, at most; 0: all."""
     ours, theirs = strings_of(target.vocabulary), strings_of(drafter.vocabulary)
     shared = ours & theirs
     plain, drafted = plain_strings(target.vocabulary), plain_strings(drafter.vocabulary)
     pieces = Pieces(drafted)
     found = {letters: pieces.compositions(letters) for letters in plain}
     counted = {
-        letters: one for letters, one in found.items() if one.count and len(letters) <= (longest or len(letters))
+        letters: ways for letters, ways in found.items() if ways.count and len(letters) <= (longest or len(letters))
     }
     return CompatibilityReport(
         same_vocabulary=Pair(target.vocabulary, drafter.vocabulary).same_vocabulary,
-        checks=checks,
+        checks=_checks(target, drafter),
         target_strings=len(ours),
         drafter_strings=len(theirs),
         shared=len(shared),
         shared_of_target=_ratio(len(shared), len(ours)),
         shared_of_drafter=_ratio(len(shared), len(theirs)),
         sample=_sample_share(target, drafter, sample, shared),
-        target_written_by_drafter=_ratio(sum(one.count > 0 for one in found.values()), len(found)),
+        target_written_by_drafter=_ratio(sum(ways.count > 0 for ways in found.values()), len(found)),
         drafter_written_by_target=_ratio(sum(map(Pieces(plain).can_write, drafted)), len(drafted)),
         target_injectivity=_injectivity(target, sample),
         drafter_injectivity=_injectivity(drafter, sample),
@@ -155,17 +148,17 @@ def compare(target: Tokenization, drafter: Tokenization, sample: str, longest: i
         drafter_unknown=_unknown(drafter, sample),
         target_lengths=_lengths(plain),
         drafter_lengths=_lengths(drafted),
-        look_ahead=max((one.look_ahead for one in found.values()), default=0),
-        combinations=combinations_of([one.count for one in counted.values()]),
-        forwards=combinations_of([one.forwards for one in counted.values()]),
+        look_ahead=max((ways.look_ahead for ways in found.values()), default=0),
+        combinations=combinations_of([ways.count for ways in counted.values()]),
+        forwards=combinations_of([ways.forwards for ways in counted.values()]),
         by_length=_by_length(counted),
     )
 
 
 def _by_length(counted: Mapping[Letters, "Compositions"]) -> tuple[tuple[int, int, float, float], ...]:
-    alike: dict[int, list[Compositions]] = {}
-    for letters, one in counted.items():
-        alike.setdefault(len(letters), []).append(one)
+    alike = defaultdict[int, list[Compositions]](list)
+    for letters, ways in counted.items():
+        alike[len(letters)].append(ways)
     return tuple(
         (length, len(ones), _mean([one.count for one in ones]), _mean([one.forwards for one in ones]))
         for length, ones in sorted(alike.items())
@@ -178,42 +171,25 @@ def _mean(counts: Sequence[int]) -> float:
 
 
 def _checks(target: Tokenization, drafter: Tokenization) -> tuple[Check, ...]:
-    ours, theirs = target.vocabulary, drafter.vocabulary
-    size = "" if ours.size == theirs.size else f"{ours.size} and {theirs.size} ids"
-    texts = {text: target.encode_prompt(text) for text in TEST_STRINGS}
-    found = {
-        "size": size,
-        "id map": _first_id_that_differs(ours, theirs),
-        "special tokens": _special_difference(ours, theirs),
-        "encodings": _first_difference(lambda text: texts[text] == drafter.encode_prompt(text)),
-        "decodings": _first_difference(lambda text: target.shown(texts[text]) == drafter.shown(texts[text])),
+    ours, theirs, token = target.vocabulary, drafter.vocabulary, first_difference(target.vocabulary, drafter.vocabulary)
+    here, there = ("".join(one.letters[token : token + 1]) if token is not None else "" for one in (ours, theirs))
+    special = {
+        "with a role": ({*ours.controls}, {*theirs.controls}),
+        "without a role": ({*ours.nameless}, {*theirs.nameless}),
+        "that stop": (ours.stops, theirs.stops),
     }
-    return tuple(Check(name, not detail, detail) for name, detail in found.items())
-
-
-def _first_id_that_differs(ours: Vocabulary, theirs: Vocabulary) -> str:
-    if (token := first_difference(ours, theirs)) is None:
-        return ""
-    return f"id {token} is {_letters(ours, token)!r} and {_letters(theirs, token)!r}"
-
-
-def _letters(vocabulary: Vocabulary, token: int) -> str:
-    return vocabulary.letters[token] if token < vocabulary.size else ""
-
-
-def _special_difference(ours: Vocabulary, theirs: Vocabulary) -> str:
-    for name, one, other in (
-        ("with a role", ours.controls, theirs.controls),
-        ("without a role", ours.nameless, theirs.nameless),
-        ("that stop", sorted(ours.stops), sorted(theirs.stops)),
-    ):
-        if one != other:
-            return f"ids {name} differ, such as {next(iter({*one} ^ {*other}))!r}"
-    return ""
-
-
-def _first_difference(alike: Callable[[str], bool]) -> str:
-    return next((f"of {text!r}" for text in TEST_STRINGS if not alike(text)), "")
+    texts = {text: target.encode_prompt(text) for text in TEST_STRINGS}
+    found: dict[str, Iterable[str]] = {
+        "size": [f"{ours.size} and {theirs.size} ids"] if ours.size != theirs.size else [],
+        "id map": [f"id {token} is {here!r} and {there!r}"] if token is not None else [],
+        "special tokens": (
+            f"ids {what} differ, such as {next(iter(a ^ b))!r}" for what, (a, b) in special.items() if a != b
+        ),
+        "encodings": (f"of {text!r}" for text, ids in texts.items() if ids != drafter.encode_prompt(text)),
+        "decodings": (f"of {text!r}" for text, ids in texts.items() if target.shown(ids) != drafter.shown(ids)),
+    }
+    details = {name: next(iter(differences), "") for name, differences in found.items()}
+    return tuple(Check(name, not detail, detail) for name, detail in details.items())
 
 
 def strings_of(vocabulary: Vocabulary) -> frozenset[Letters]:
@@ -299,8 +275,7 @@ class Pieces:
 
 def _injectivity(tokenization: Tokenization, sample: str) -> Injectivity:
     strings = [line for line in (*sample.splitlines(keepends=True), *TEST_STRINGS) if line]
-    lost = [text for text in strings if not _restores(tokenization, from_bytes(text.encode()))]
-    return Injectivity(len(strings), len(strings) - len(lost), next(iter(lost), ""), tokenization.lossy)
+    return _lossless(tokenization, strings, lambda text: _restores(tokenization, from_bytes(text.encode())))
 
 
 def decoding(tokenization: Tokenization, sample: str) -> Injectivity:
@@ -313,7 +288,12 @@ def decoding(tokenization: Tokenization, sample: str) -> Injectivity:
     for _ in range(RANDOM_STRINGS):
         first, end = chance.choice(RANGES)
         strings.append("".join(chr(chance.randrange(first, end)) for _ in range(chance.randrange(1, PREFIX))))
-    lost = [text for text in strings if tokenization.shown(tokenization.encode_prompt(text, False, True)) != text]
+    shown = tokenization.shown
+    return _lossless(tokenization, strings, lambda text: shown(tokenization.encode_prompt(text, False, True)) == text)
+
+
+def _lossless(tokenization: Tokenization, strings: Sequence[str], kept: Callable[[str], bool]) -> Injectivity:
+    lost = [text for text in strings if not kept(text)]
     return Injectivity(len(strings), len(strings) - len(lost), next(iter(lost), ""), tokenization.lossy)
 
 
@@ -342,23 +322,13 @@ def combinations_of(counts: Sequence[int]) -> Combinations:
     every = sorted(filter(None, counts))
     if not every:
         return Combinations(0, (0, 0, 0), 0.0, 0.0, 0.0)
-    return Combinations(
-        tokens=len(every),
-        quartiles=quartiles(every),
-        log10_of_mean=log10(sum(every)) - log10(len(every)),
-        log10_of_deviation=_log10_of_deviation(every),
-        log10_of_largest=log10(every[-1]),
-    )
+    size, total = len(every), sum(every)
+    squared = size * sum(count * count for count in every) - total**2  # n²·variance = n·Σ x² − (Σ x)²
+    deviation = log10(squared) / 2 - log10(size) if squared else 0.0
+    return Combinations(size, quartiles(every), log10(total) - log10(size), deviation, log10(every[-1]))
 
 
 def quartiles(values: Sequence[int]) -> tuple[int, int, int]:
     """The values at a quarter, a half and three quarters of `values`, which ascend; at least one."""
     first, second, third = (values[(len(values) - 1) * part // 4] for part in (1, 2, 3))
     return first, second, third
-
-
-def _log10_of_deviation(counts: Sequence[int]) -> float:
-    """n²·variance = n·Σ x² − (Σ x)², in integers."""
-    size = len(counts)
-    squared = size * sum(count * count for count in counts) - sum(counts) ** 2
-    return log10(squared) / 2 - log10(size) if squared else 0.0

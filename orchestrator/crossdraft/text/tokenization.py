@@ -4,9 +4,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 
 from tokenizers import Encoding, Tokenizer
 
@@ -40,14 +38,6 @@ def encode_beginning(encode: Callable[[Letters], tuple[int, ...]], letters: Lett
     return ()
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A run of letters that is tokenized by itself, whatever is next to it."""
-
-    letters: Letters  # never empty
-    text: str | None  # the run as text; None: control symbols, or bytes to be written one by one
-
-
 class Tokenization:
     """A tokenizer with the letters of its vocabulary.
 
@@ -68,11 +58,11 @@ class Tokenization:
         self._unwritable = SPACE_MARK if anatomy.space_mark else ""
         self._unknown = anatomy.unknown
         self._known = lru_cache(KEPT)(self._text)
-        named = max((len(token.content.encode()) for token in anatomy.added), default=0)
+        named = max((len(added["content"].encode()) for added in anatomy.added), default=0)
         # Bytes of a text that one token may stand for: a special token stands for its name.
         self.longest = max(vocabulary.longest, named) * (SHRUNK if self.lossy else 1)
         self.begin, self._prefix = self._opening()  # ids that every prompt begins with
-        self._check_decoder({token for token, _ in anatomy.pieces}.difference(token.id for token in anatomy.added))
+        self._check_decoder({token for token, _ in anatomy.pieces}.difference(added["id"] for added in anatomy.added))
 
     def _opening(self) -> tuple[tuple[int, ...], Letters]:
         """The ids that every prompt begins with, and the letters that are put before its first word."""
@@ -120,13 +110,9 @@ class Tokenization:
     def encode_prompt(self, text: str, special: bool = True, leave_out: bool = False) -> tuple[int, ...]:
         """The ids of a prompt, in which names of special tokens are understood.
 
-        Args:
-            text: of the prompt, or a rendered chat template.
-            special: add the special tokens that every prompt begins with; a chat template writes them itself.
-            leave_out: leave out ids beyond the model's row of logits.
-
-        Raises:
-            ValueError: there is such an id, or the tokenizer cannot read the text; the message says which.
+        `special`: add the special tokens that every prompt begins with; a chat template writes them itself.
+        `leave_out`: leave out ids beyond the model's row of logits. Raises ValueError: there is such an id, or the
+        tokenizer cannot read the text.
         """
         ids, size = self._read(self._prompt, text, special).ids, self.vocabulary.size
         beyond = [token for token in ids if token >= size]
@@ -173,17 +159,13 @@ class Tokenization:
         `letters`: any letters. `leave_out`: leave out what has no token here. Raises NotExpressible: a control symbol
         or a byte has no token here.
         """
-        segments = segments_of(letters, self._unwritable)
         ids: list[int] = []
-        for segment in segments:
-            ids += self._segment(segment, leave_out)
+        for run, text in segments_of(letters, self._unwritable):
+            if text is None:
+                ids += self._one_by_one(run, leave_out)
+            else:
+                ids += self._known(text, leave_out) if len(text) <= SHORT else self._text(text, leave_out)
         return tuple(ids)
-
-    def _segment(self, segment: Segment, leave_out: bool) -> Sequence[int]:
-        text = segment.text
-        if text is None:
-            return self._one_by_one(segment.letters, leave_out)
-        return self._known(text, leave_out) if len(text) <= SHORT else self._text(text, leave_out)
 
     def _one_by_one(self, letters: Letters, leave_out: bool) -> list[int]:
         found = [self.vocabulary.ids_of(Letters(letter)) for letter in letters]
@@ -277,41 +259,21 @@ _TO_BOUNDARY = re.compile(
 )
 
 
-def segments_of(letters: Letters, unwritable: str = "") -> list[Segment]:
-    """Cuts letters into segments, in order; their letters, joined, are the given ones.
-
-    Args:
-        letters: any letters.
-        unwritable: characters that must be written byte by byte, because their tokens decode to others.
-    """
-    if is_plain(letters):
-        return list(_of_bytes(to_bytes(letters), unwritable))
-    segments: list[Segment] = []
-    for control, run in groupby(letters, key=lambda letter: ord(letter) >= FIRST_CONTROL):
-        joined = Letters("".join(run))
-        segments.extend([Segment(joined, None)] if control else _of_bytes(to_bytes(joined), unwritable))
-    return segments
+_CONTROLS = re.compile("([\u0100-\U0010ffff]+)")
 
 
-_BROKEN = re.compile("[\udc80-\udcff]+")  # bytes that are not UTF-8, decoded with surrogateescape
-
-
-def _of_bytes(raw: bytes, unwritable: str) -> Iterator[Segment]:
-    text, done = raw.decode(errors="surrogateescape"), 0
-    for broken in _BROKEN.finditer(text):
-        yield from _of_text(text[done : broken.start()], unwritable)
-        yield Segment(from_bytes(broken.group().encode(errors="surrogateescape")), None)
-        done = broken.end()
-    yield from _of_text(text[done:], unwritable)
-
-
-def _of_text(text: str, unwritable: str) -> Iterator[Segment]:
-    if text and not unwritable:
-        yield Segment(from_bytes(text.encode()), text)
-        return
-    for strange, run in groupby(text, key=unwritable.__contains__):
-        joined = "".join(run)
-        yield Segment(from_bytes(joined.encode()), None if strange else joined)
+def segments_of(letters: Letters, unwritable: str = "") -> Iterator[tuple[Letters, str | None]]:
+    """Cuts letters into runs that are tokenized by themselves, in order, none of them empty: with its text, or None,
+    each run of control symbols, or of bytes to be written one by one, as they are not UTF-8, or characters in
+    `unwritable`, whose tokens decode to others."""
+    strange = re.compile(f"([\udc80-\udcff{re.escape(unwritable)}]+)")  # bytes that are not UTF-8 are decoded so
+    for place, run in enumerate(_CONTROLS.split(letters)):
+        if place % 2:
+            yield Letters(run), None
+            continue
+        for at, part in enumerate(strange.split(to_bytes(Letters(run)).decode(errors="surrogateescape"))):
+            if part:
+                yield from_bytes(part.encode(errors="surrogateescape")), None if at % 2 else part
 
 
 class LetterDecoder:

@@ -72,37 +72,39 @@ def load_tokenizer_json(
     elsewhere = None if generation_config in (OWN, NEUTRAL) else _files_of(generation_config)("generation_config.json")
     if elsewhere is None and generation_config not in (OWN, NEUTRAL):
         raise ValueError(f"{generation_config} has no generation_config.json: name another folder, {OWN} or {NEUTRAL}")
-    path = find("tokenizer.json")
-    if path is None:
-        raise TokenizerMissing(_missing(folder_or_hub_id, any(find(name) for name in _SENTENCEPIECE_FILES)))
-    if path.suffix == RANKS:
-        tokenizer_json = _of_ranks(path)
-    elif "model" in _read(path):
-        tokenizer_json = path.read_text(encoding="utf-8")
-    else:
-        raise ValueError(f"{path} is not a tokenizer: it has no model; write it again with save_pretrained")
-    tokenizer = _parsed(tokenizer_json, path)
-    settings = _read(find("tokenizer_config.json"))
-    config = _read(find("config.json"))
+    tokenizer_json, tokenizer = _tokenizer(folder_or_hub_id, find)
+    settings, config = _read(find("tokenizer_config.json")), _read(find("config.json"))
     generation = _read(elsewhere or find("generation_config.json"))
-    size = _size(config, tokenizer)
+    text_part: Config = config.get("text_config") or {}  # a model that also sees or hears keeps these settings apart
+    size = config.get("vocab_size") or text_part.get("vocab_size")
+    size = size or 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
     begins = _rows([_id_of(tokenizer, settings.get("bos_token"))], size)
-    ends = _ends(tokenizer, (generation, config, _text_part(config)), settings, size)
+    ends = _ends(tokenizer, (generation, config, text_part), settings, size)
+    turns = {token for token in ends if len(ends) > 1 and tokenizer.id_to_token(token) in END_OF_TURN_NAMES}
     roles = dict.fromkeys(begins, ControlRole.BEGIN_OF_SEQUENCE)
-    roles |= {token: _end_role(tokenizer, token, len(ends)) for token in ends}
+    roles |= {token: ControlRole.END_OF_TURN if token in turns else ControlRole.END_OF_SEQUENCE for token in ends}
     controls = tuple((token, roles[token].name) for token in sorted(roles))
     chat_template = _chat_template(template or find("chat_template.jinja"), settings)
     settings_count = {} if generation_config == NEUTRAL else generation
     return LoadedTokenizer(tokenizer_json, controls, tuple(sorted(ends)), size, chat_template, settings_count)
 
 
-def _missing(source: str, sentencepiece: bool) -> str:
-    if sentencepiece:
-        return (
-            f"{source} has a SentencePiece model but no tokenizer.json; convert it once: load it with transformers' "
-            "AutoTokenizer and save_pretrained it into the model's folder"
-        )
-    return f"{source} has no tokenizer.json; give the folder or hub id of a model with a fast tokenizer"
+def _tokenizer(source: str, find: Find) -> tuple[str, Tokenizer]:
+    """The text of tokenizer.json, and what the library makes of it."""
+    path = find("tokenizer.json")
+    if path is None:
+        what = f"{source} has no tokenizer.json; give the folder or hub id of a model with a fast tokenizer"
+        if any(map(find, _SENTENCEPIECE_FILES)):
+            what = f"{source} has a SentencePiece model but no tokenizer.json; convert it once: load it with "
+            what += "transformers' AutoTokenizer and save_pretrained it into the model's folder"
+        raise TokenizerMissing(what)
+    if path.suffix != RANKS and "model" not in _read(path):
+        raise ValueError(f"{path} is not a tokenizer: it has no model; write it again with save_pretrained")
+    tokenizer_json = _of_ranks(path) if path.suffix == RANKS else path.read_text(encoding="utf-8")
+    try:
+        return tokenizer_json, Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # what the library raises for a damaged file is a bare Exception; it is passed on, named
+        raise ValueError(f"{path} is not a tokenizer: {error}; write it again with save_pretrained") from error
 
 
 def _files_of(folder_or_hub_id: str) -> Find:
@@ -129,13 +131,6 @@ def _files_of(folder_or_hub_id: str) -> Find:
     return find
 
 
-def _parsed(tokenizer_json: str, path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # what the library raises for a damaged file is a bare Exception; it is passed on, named
-        raise ValueError(f"{path} is not a tokenizer: {error}; write it again with save_pretrained") from error
-
-
 def _read(path: Path | None) -> Config:
     if path is None:
         return {}
@@ -154,20 +149,9 @@ def _chat_template(path: Path | None, settings: Config) -> ChatTemplate | None:
     if path is not None:
         source = path.read_text(encoding="utf-8")
     if isinstance(source, list):
-        source = next((one.get("template") for one in source if one.get("name") == "default"), None)
+        source = next((named.get("template") for named in source if named.get("name") == "default"), None)
     named = ((name, _content(settings[name])) for name in TEMPLATE_TOKENS if settings.get(name))
     return ChatTemplate(source, tuple(sorted(named))) if source else None
-
-
-def _size(config: Config, tokenizer: Tokenizer) -> int:
-    named = config.get("vocab_size") or _text_part(config).get("vocab_size")
-    return named or 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-
-
-def _text_part(config: Config) -> Config:
-    """A model that also sees or hears keeps the settings of its text part apart."""
-    part: Config = config.get("text_config") or {}
-    return part
 
 
 def _ends(tokenizer: Tokenizer, configs: Sequence[Config], settings: Config, size: int) -> list[int]:
@@ -191,11 +175,6 @@ def _id_of(tokenizer: Tokenizer, token: str | Config | None) -> int | None:
 def _content(token: str | Config) -> str:
     """Of a token that is named by its content, or described with it."""
     return str(token["content"]) if isinstance(token, dict) else token
-
-
-def _end_role(tokenizer: Tokenizer, token: int, ends: int) -> ControlRole:
-    ends_turn = ends > 1 and tokenizer.id_to_token(token) in END_OF_TURN_NAMES
-    return ControlRole.END_OF_TURN if ends_turn else ControlRole.END_OF_SEQUENCE
 
 
 # Ranks: a line for each token, its bytes in base64 and its id. The pair of neighbours is merged first whose union has
@@ -229,7 +208,7 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     """The two that a token is merged of; more, if tokens of smaller rank do not make it."""
     parts = [token[place : place + 1] for place in range(len(token))]
     while len(parts) > 2:
-        unions = [ranks.get(one + other, len(ranks)) for one, other in itertools.pairwise(parts)]
+        unions = [ranks.get(part + other, len(ranks)) for part, other in itertools.pairwise(parts)]
         if (least := min(unions)) >= ranks[token]:
             break
         place = unions.index(least)

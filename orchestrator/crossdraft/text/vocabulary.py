@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, Spelling, from_bytes, spelled
+from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, Spelling, from_bytes
 
 # What a tokenizer.json says of its tokens' letters.
 
@@ -25,20 +25,11 @@ class TokenizerNotSupported(ValueError):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class AddedToken:
-    """An entry of tokenizer.json's added_tokens."""
-
-    id: int
-    content: str
-    special: bool
-
-
-@dataclass(frozen=True)
 class Anatomy:
     """What a tokenizer.json consists of, as far as letters depend on it."""
 
     pieces: tuple[tuple[int, str], ...]  # the model's own vocabulary
-    added: tuple[AddedToken, ...]
+    added: tuple[Part, ...]  # with an id, their content, and whether they are special
     unknown: int | None  # id that stands for what the model cannot write
     byte_level: bool  # pieces are written in the byte-level alphabet
     space_mark: bool  # `▁` in a piece is a space
@@ -79,15 +70,15 @@ def anatomy_of(tokenizer_json: str) -> Anatomy:
     whole: Part = json.loads(tokenizer_json)
     model: Part = whole["model"]
     _check(model)
-    cutters = list(components(whole.get("pre_tokenizer")))
-    changers = list(components(whole.get("normalizer")))
-    undoers = list(components(whole.get("decoder")))
+    cutters, changers, undoers = (
+        list(components(whole.get(name))) for name in ("pre_tokenizer", "normalizer", "decoder")
+    )
     everything = [*cutters, *changers, *undoers]
-    pieces = _pieces(model)
+    pieces, unknown = _pieces(model)
     return Anatomy(
         pieces=tuple(pieces.items()),
-        added=tuple(AddedToken(part["id"], part["content"], part["special"]) for part in whole["added_tokens"] or ()),
-        unknown=_unknown(model, pieces),
+        added=tuple(whole["added_tokens"] or ()),
+        unknown=unknown,
         byte_level=any(part["type"] == "ByteLevel" for part in everything),
         space_mark=any(_writes_space_mark(part) for part in everything),
         byte_fallback=bool(model.get("byte_fallback")) or any(part["type"] == "ByteFallback" for part in undoers),
@@ -95,14 +86,8 @@ def anatomy_of(tokenizer_json: str) -> Anatomy:
     )
 
 
-def _model_type(model: Part) -> str:
-    if "type" in model:
-        return str(model["type"])
-    return "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordLevel"
-
-
 def _check(model: Part) -> None:
-    kind = _model_type(model)
+    kind = model.get("type", "BPE")  # without a type it is one of the three
     if kind not in ("BPE", "Unigram", "WordLevel"):
         raise TokenizerNotSupported(f"a {kind} tokenizer is not supported; use one with a BPE or Unigram model")
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -113,18 +98,12 @@ def _check(model: Part) -> None:
             )
 
 
-def _pieces(model: Part) -> dict[int, str]:
+def _pieces(model: Part) -> tuple[dict[int, str], int | None]:
+    """By id; and the id of the unknown one, if there is one."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, list):
-        return {index: entry[0] for index, entry in enumerate(vocabulary)}
-    return {index: piece for piece, index in vocabulary.items()}
-
-
-def _unknown(model: Part, pieces: dict[int, str]) -> int | None:
-    if isinstance(model["vocab"], list):
-        return model.get("unk_id")
-    name = model.get("unk_token")
-    return next((index for index, piece in pieces.items() if piece == name), None)
+        return {index: entry[0] for index, entry in enumerate(vocabulary)}, model.get("unk_id")
+    return {index: piece for piece, index in vocabulary.items()}, vocabulary.get(model.get("unk_token"))
 
 
 def _writes_space_mark(part: Part) -> bool:
@@ -198,20 +177,14 @@ class Vocabulary:
     def build(
         tokenizer_json: str, size: int, controls: Sequence[tuple[int, str]], stops: Collection[int], side: Side
     ) -> "Vocabulary":
-        """The vocabulary of a tokenizer.json.
+        """The vocabulary of a tokenizer.json, given as text.
 
-        Args:
-            tokenizer_json: the whole file's text.
-            size: length of the model's logits row; ids beyond the tokenizer's become control symbols,
-                ids of the tokenizer at or above it are left out.
-            controls: (id, `ControlRole` name) of the control symbols that have a role.
-            stops: ids that end an output.
-            side: whose vocabulary, for the control symbols without a role.
+        `size` is the length of the model's logits row: ids beyond the tokenizer's become control symbols, ids of the
+        tokenizer at or above it are left out. `controls` have a `ControlRole`, by its name; `stops` end an output.
 
-        Raises:
-            TokenizerNotSupported: its tokens are not plain strings of letters.
-            ValueError: a control or stop id is not below `size`, a role name is unknown, or more than NAMELESS ids
-                are neither text nor a control symbol with a role.
+        Raises TokenizerNotSupported: its tokens are not plain strings of letters; ValueError: a control or stop id is
+        not below `size`, a role name is unknown, or more than NAMELESS ids are neither text nor a control symbol with a
+        role.
         """
         _check_ids(size, controls, stops)
         anatomy = anatomy_of(tokenizer_json)
@@ -220,7 +193,7 @@ class Vocabulary:
         _check_count(size, known)
         nameless = [token for token in range(size) if not known.get(token)]
         known.update((token, side.control(rank)) for rank, token in enumerate(nameless))
-        contents = dict(anatomy.pieces) | {token.id: token.content for token in anatomy.added}
+        contents = dict(anatomy.pieces) | {added["id"]: added["content"] for added in anatomy.added}
         bytes_only = {token for token, piece in anatomy.pieces if anatomy.is_byte_piece(piece) and token < size}
         return Vocabulary(
             letters=tuple(known[token] for token in range(size)),
@@ -253,16 +226,14 @@ class Vocabulary:
 
 
 def _check_ids(size: int, controls: Sequence[tuple[int, str]], stops: Collection[int]) -> None:
-    for token in [*(token for token, _ in controls), *stops]:
+    for token in [*dict(controls), *stops]:
         if not 0 <= token < size:
-            raise ValueError(
-                f"control or stop id {token} is not an id of a vocabulary of {size}; check the model's config"
-            )
+            what = f"control or stop id {token} is not an id of a vocabulary of {size}"
+            raise ValueError(f"{what}; check the model's config")
     for token, role in controls:
         if role not in ControlRole.__members__:
-            raise ValueError(
-                f"id {token} has the unknown role {role!r}; the roles are {', '.join(ControlRole.__members__)}"
-            )
+            roles = ", ".join(ControlRole.__members__)
+            raise ValueError(f"id {token} has the unknown role {role!r}; the roles are {roles}")
 
 
 def _check_count(size: int, known: Mapping[int, Letters]) -> None:
@@ -279,10 +250,10 @@ def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
     """Letters of all tokens that are text; special tokens and the unknown token are left out."""
     letters = {token: anatomy.letters_of_piece(piece) for token, piece in anatomy.pieces}
     for added in anatomy.added:
-        if added.special:
-            letters.pop(added.id, None)
+        if added["special"]:
+            letters.pop(added["id"], None)
         else:
-            letters[added.id] = anatomy.letters_of_added(added.content)
+            letters[added["id"]] = anatomy.letters_of_added(added["content"])
     if anatomy.unknown is not None:
         letters.pop(anatomy.unknown, None)
     return letters
@@ -304,7 +275,7 @@ class Trie:
         order = np.array(sorted(range(len(letters)), key=letters.__getitem__), dtype=np.int64)
         order.flags.writeable = False
         self.order = order  # shape (V,), ids sorted by letters
-        self.spelling = Spelling.read(spelled(letters))
+        self.spelling = Spelling.of(letters)
         self._strings = [letters[token] for token in order.tolist()]
         self._vocabulary = vocabulary
 

@@ -1,8 +1,8 @@
 """What a session did, as spans of time: which model worked when, which messages were under way, what came of it, and
 what its walks judged.
 
-A recorder is told the steps of a session; `Watch` is one that takes spans of them while the session runs. All times of
-spans are seconds since the session was started.
+`Watch` is told the steps of a session, and takes spans of them while it runs. All times of spans are seconds since the
+session was started.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from crossdraft.session import events
 from crossdraft.session.assignment import Assignment
@@ -45,18 +45,6 @@ class Step:
     commands: tuple[events.Command, ...]
     seconds: float = 0.0  # duration of the call
     row_misses: int = 0  # so far
-
-
-class Recorder(Protocol):
-    """Is told every step of a session."""
-
-    def record(self, step: Step) -> None:
-        """Called after each step; does not block and does not raise."""
-        ...
-
-    def close(self) -> None:
-        """The session is over."""
-        ...
 
 
 @dataclass(eq=False)
@@ -103,9 +91,8 @@ class _Notes:
 
     def __init__(self, ground: Ground, judged: list[Judged], method: Method) -> None:
         self._pair, self._judged, self._whole_draft = ground.pair, judged, method.whole_draft
-        self._by_tokens = (
-            METHODS.get(method.name, method).walk is rejection.walk
-        )  # not by texts; also where it is watched
+        # Not by texts; also where it is watched.
+        self._by_tokens = METHODS.get(method.name, method).walk is rejection.walk
         self._text, self._due, self._drafted = str(ground.ahead), list[Judged](), 0  # output since the draft began
 
     def add(self, step: WalkStep, answer: Answer) -> None:
@@ -118,10 +105,10 @@ class _Notes:
                 self._drafted += len(letters)
                 self._decide("")
             case NeedRow(path=path), Row() as p if self._due and not self._whole_draft:
-                one, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
-                if one.start == len(self._text) + path_letters:
+                judged, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
+                if judged.start == len(self._text) + path_letters:
                     with suppress(KeyError):  # the row need not list it
-                        one.p = 0.0 if one.token is None else p.probability(one.token)
+                        judged.p = 0.0 if judged.token is None else p.probability(judged.token)
             case Emit(token, kind), _:
                 self._text += self._pair.target.letters[token]
                 wrong = kind is Kind.CORRECTED and self._by_tokens  # though its text may begin so
@@ -131,12 +118,12 @@ class _Notes:
         """Of those at the beginning of what is due that the output has reached; `wrong`: the first is refused."""
         agrees = True
         while agrees and self._due:
-            one = self._due[0]
-            there = self._text[one.start :][: len(one.letters)]
-            agrees = one.letters.startswith(there) and not wrong
-            if agrees and len(there) < len(one.letters):
+            judged = self._due[0]
+            there = self._text[judged.start :][: len(judged.letters)]
+            agrees = judged.letters.startswith(there) and not wrong
+            if agrees and len(there) < len(judged.letters):
                 return
-            one.verdict = "accepted" if agrees else f"refused: {emitted or 'other text'} takes its place"
+            judged.verdict = "accepted" if agrees else f"refused: {emitted or 'other text'} takes its place"
             self._judged.append(self._due.pop(0))
 
 
@@ -194,11 +181,11 @@ class Span:
 def trace_events(spans: Iterable[Span]) -> dict[str, Any]:
     """Trace events of spans in Chrome's JSON format, which ui.perfetto.dev and chrome://tracing draw."""
     placed = sorted(spans, key=lambda span: span.begin)
-    rows = {lane: row for row, lane in enumerate(sorted({one.lane for one in placed}))}
+    rows = {lane: row for row, lane in enumerate(sorted({span.lane for span in placed}))}
     names = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": lane}} for lane, row in rows.items()
     ]
-    drawn = (one for number, span in enumerate(placed) for one in _events(span, rows[span.lane], number))
+    drawn = (event for number, span in enumerate(placed) for event in _events(span, rows[span.lane], number))
     return {"traceEvents": [*names, *drawn], "displayTimeUnit": "ms"}
 
 
@@ -228,10 +215,9 @@ class Service:
 
     def take(self) -> Iterator[Span]:
         """Messages; and works of a drafter, one after another, each done before its reply leaves."""
-        trips = (
-            at - since - reply.seconds for at, since, reply in self.replies if since is not None and not _more(reply)
-        )
-        self.way = min((self.way, *(max(0.0, trip) / 2 for trip in trips)))
+        for at, since, reply in self.replies:
+            if since is not None and not (isinstance(reply, Drafted) and reply.first):  # none of the epoch before it
+                self.way = min(self.way, max(0.0, at - since - reply.seconds) / 2)
         way = self.way if self.way < inf else 0.0
         for at, what, epoch in self.asked:
             yield Span(self.track, at, at + way, What.SENT, what, epoch)
@@ -247,11 +233,6 @@ class Service:
         self.asked, self.replies = [], []
 
 
-def _more(reply: Drafted | Scored) -> bool:
-    """Whether draft tokens of the epoch came before it."""
-    return isinstance(reply, Drafted) and reply.first > 0
-
-
 def _drafted(track: str, begin: float, end: float, reply: Drafted | Scored, late: bool) -> Span:
     """The work of a drafter's model."""
     if isinstance(reply, Scored):
@@ -265,10 +246,8 @@ def _drafted(track: str, begin: float, end: float, reply: Drafted | Scored, late
 
 
 class Watch:
-    """A recorder whose spans can be taken while the session runs.
-
-    When a model worked is estimated from what has happened until the spans are taken.
-    """
+    """What is told every step of a session. When a model worked is estimated from what has happened until the spans are
+    taken."""
 
     def __init__(self) -> None:
         self._judged: list[Judged] = []
@@ -284,9 +263,6 @@ class Watch:
         self._waiting: float | None = None  # since when the target stands idle for draft tokens
         self._stall = 0  # number of the latest timer of that
 
-    def close(self) -> None:
-        """As Recorder says."""
-
     def judging(self, assignment: Assignment) -> Assignment:
         """The assignment of a session that also tells what its walks judge."""
         return replace(assignment, method=watched(assignment.method, self._judged))
@@ -294,11 +270,12 @@ class Watch:
     def take(self) -> tuple[Span, ...]:
         """The spans that became known since the last call, in no order."""
         services = (*self._over, *self._services.values())
-        found = (*self._spans, *(span for one in services for span in one.take()))
+        found = (*self._spans, *(span for service in services for span in service.take()))
         self._spans = []
         return found
 
     def record(self, step: Step) -> None:
+        """Called after each step; does not block and does not raise."""
         if self._began is None:
             self._began = step.now
         begin = step.now - self._began  # when the event happened; it may have had to wait
@@ -317,7 +294,7 @@ class Watch:
         while self._judged:
             self._mark(What.JUDGED, str(self._judged.pop(0)), self.now)
         self._commands(step, misses > 0)
-        tokens = [one for one in step.commands if isinstance(one, events.Emitted)]
+        tokens = [command for command in step.commands if isinstance(command, events.Emitted)]
         self._add(VERIFICATION, handled, self.now, What.SESSION, name_of(step.event), len(tokens))
         for token in tokens:
             text = to_bytes(token.letters).decode("utf-8", "replace")
@@ -341,8 +318,8 @@ class Watch:
                         self._mark(What.REFUSED, f"refused; {command.letters!r} takes its place", self.now)
 
     def _open(self, lane: events.Lane, role: str) -> None:
-        live = {one.track for one in self._services.values()}
-        free = [one.track for one in self._over if one.track.startswith(role) and one.track not in live]
+        live = {service.track for service in self._services.values()}
+        free = [service.track for service in self._over if service.track.startswith(role) and service.track not in live]
         if not free:
             self._used[role] += 1
             free = [role if self._used[role] == 1 else f"{role} {self._used[role]}"]
@@ -372,12 +349,11 @@ class Watch:
     def _replied(self, lane: events.Lane, reply: events.Reply, at: float) -> None:
         service = self._services[lane]
         asked = service.ledger.take(reply, at)
-        if isinstance(reply, PassDone):
-            if asked is not None:
-                self._passed(service.track, lane, asked, reply, at)
+        if isinstance(reply, PassDone) and asked is not None:
+            self._passed(service.track, lane, asked, reply, at)
         elif isinstance(reply, Drafted | Scored):
             service.replies.append((at, None if asked is None else asked.at, reply))
-        else:  # takes a model no time
+        elif not isinstance(reply, PassDone):  # takes a model no time
             self._mark(What.RECEIVED, name_of(reply), at, service.track)
 
     def _passed(self, track: str, lane: events.Lane, asked: Asked, reply: PassDone, at: float) -> None:

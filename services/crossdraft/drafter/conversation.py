@@ -20,11 +20,6 @@ from crossdraft.types.rows import DraftToken
 Request = Draft | Advance | Score
 Reply = Drafted | Scored
 Send = Callable[[Drafted], None]  # called in the event loop; returns at once
-
-# Draft tokens drafted ahead of what the client has read: a client that never reads must not fill the memory. One that
-# reads never notices, as it asks for at most MOST_DRAFT_TOKENS beyond what it has verified.
-MAX_UNREAD_TOKENS = 2 * MOST_DRAFT_TOKENS
-UNREAD_SCORES = 16  # scores that wait for the client to read them
 MAX_BEHIND_SCORE = 64  # requests behind a score
 
 
@@ -45,7 +40,6 @@ class DraftProgress:
     def __init__(self, request: Draft) -> None:
         self.request = request
         self.count = request.count  # draft tokens wanted so far; written by the event loop
-        self.asked = request.count  # the same before MAX_UNREAD_TOKENS limits it; written by the event loop
         self.over = False  # a newer epoch has begun: nothing more is to be done; written by the event loop
         self.sent = 0  # draft tokens that the client has, adopted ones included; written by the thread that drafts
         self.aside = False  # the drafter drafts no more of it; written by the thread that drafts
@@ -65,12 +59,6 @@ class DraftProgress:
         """Whether draft tokens are wanted that were not sent yet."""
         return self.sent < self.count and not (self.over or self.aside)
 
-    def allow(self, read: int) -> bool:
-        """The client has read so many draft tokens; returns whether more are wanted now than before."""
-        before = self.count
-        self.count = max(before, min(self.asked, read + MAX_UNREAD_TOKENS))
-        return self.count > before
-
 
 class Epochs:
     """The latest epoch of a session. Its methods raise ProtocolBroken for a request that is not due, and change nothing
@@ -78,7 +66,6 @@ class Epochs:
 
     def __init__(self) -> None:
         self._latest: DraftProgress | None = None
-        self._read = 0  # draft tokens of the latest epoch that the client has read
 
     @property
     def number(self) -> int:
@@ -92,34 +79,21 @@ class Epochs:
         if request.epoch == self.number:
             raise ProtocolBroken(f"epoch {request.epoch} has begun already; an Advance asks for more of it")
         self.close()
-        self._latest, self._read = DraftProgress(request), 0
+        self._latest = DraftProgress(request)
         return self._latest
 
     def advance(self, request: Advance) -> DraftProgress | None:
-        """The epoch of which more is wanted now.
-
-        None if that epoch is over (its end and the request have crossed), or if the client must first read what was
-        drafted before.
-        """
+        """The epoch of which more is wanted now; None if that is over: its end and the request have crossed."""
         if request.epoch < self.number or (self._latest is not None and self._latest.over):
             return None
         if self._latest is None or request.epoch > self.number:
             raise ProtocolBroken(f"epoch {request.epoch} has not begun; a Draft begins it")
-        asked = self._latest.asked
-        if not asked <= request.count <= asked + MOST_DRAFT_TOKENS:
-            raise ProtocolBroken(
-                f"epoch {request.epoch} may advance from {asked} draft tokens to at most {asked + MOST_DRAFT_TOKENS}, "
-                f"not to {request.count}"
-            )
-        self._latest.asked = request.count
-        return self._latest if self._latest.allow(self._read) else None
-
-    def read(self, reply: Drafted) -> DraftProgress | None:
-        """The client has read a reply; the epoch of which more is wanted now, if there is one."""
-        if self._latest is None or reply.epoch != self.number:
-            return None
-        self._read = reply.first + len(reply.draft_tokens)
-        return self._latest if self._latest.allow(self._read) else None
+        count, most = self._latest.count, self._latest.count + MOST_DRAFT_TOKENS
+        if not count <= request.count <= most:
+            what = f"epoch {request.epoch} may advance from {count} draft tokens to at most {most}"
+            raise ProtocolBroken(f"{what}, not to {request.count}")
+        self._latest.count = request.count
+        return self._latest
 
     def scored(self, request: Score) -> DraftProgress:
         if self._latest is not None and request.epoch != self.number:
@@ -215,7 +189,6 @@ class Drafter(Protocol):
 
     def begin(self, epoch: DraftProgress) -> None:
         """A new epoch says what the text is; called once for each, in order, also for one that is soon over."""
-        ...
 
     def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
         """Sends draft tokens until no more are wanted; called again when more are.
@@ -223,15 +196,12 @@ class Drafter(Protocol):
         Cancelled when a newer epoch begins, perhaps before it has done anything. That one may be drafted at once: what
         is under way ends before the text is touched for it.
         """
-        ...
 
     async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         """Scores of the epoch's draft."""
-        ...
 
     def close(self) -> None:
         """Frees what it holds."""
-        ...
 
 
 class Conversation:
@@ -249,7 +219,6 @@ class Conversation:
         self._drafting: asyncio.Future[None] | None = None
         self._scoring: asyncio.Task[None] | None = None
         self._waiting: deque[Request] = deque()  # behind a score under way
-        self._unread_scores = 0
         self._closed = False
 
     def receive(self, request: Request) -> None:
@@ -262,10 +231,7 @@ class Conversation:
             raise ProtocolBroken(f"{MAX_BEHIND_SCORE} requests of this session wait already")
 
     def left(self, reply: Reply) -> None:
-        if isinstance(reply, Drafted):
-            self._go_on(self._epochs.read(reply))
-        else:
-            self._unread_scores -= 1
+        """Changes nothing."""
 
     def close(self) -> None:
         self._closed = True
@@ -282,19 +248,16 @@ class Conversation:
             case Advance(count=0):
                 self._stop(request)
             case Advance():
-                self._go_on(self._epochs.advance(request))
+                epoch = self._epochs.advance(request)
+                if epoch is not None and (self._drafting is None or self._drafting.done()):
+                    self._draft(epoch)
             case Score():
-                epoch = self._epochs.scored(request)
-                if self._unread_scores >= UNREAD_SCORES:
-                    raise ProtocolBroken(f"{UNREAD_SCORES} scores wait: the client does not read them")
-                self._unread_scores += 1
-                self._scoring = asyncio.create_task(self._score(epoch, request))
+                self._scoring = asyncio.create_task(self._score(self._epochs.scored(request), request))
                 self._scoring.add_done_callback(self._scored)
 
     def _begin(self, request: Draft) -> None:
         epoch = self._epochs.begin(request)
         self._replies.drop()
-        self._unread_scores = 0
         self._drafter.begin(epoch)
         if self._drafting is not None:
             self._drafting.cancel()
@@ -327,10 +290,6 @@ class Conversation:
             error = fault
         if error is not None:
             self._replies.fail(error)
-
-    def _go_on(self, epoch: DraftProgress | None) -> None:
-        if epoch is not None and (self._drafting is None or self._drafting.done()):
-            self._draft(epoch)
 
     def _draft(self, epoch: DraftProgress) -> None:
         def send(reply: Drafted) -> None:

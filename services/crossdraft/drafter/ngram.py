@@ -26,7 +26,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from crossdraft.config.engine import NgramOptions
 from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, ReplyBuffer, Request, Send, matcher_of
 from crossdraft.rpc.errors import ProtocolBroken
-from crossdraft.rpc.handlers import DRAFTER, Replies
+from crossdraft.rpc.frames import DRAFTER
+from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.grammar import GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, common_length, from_bytes
@@ -109,14 +110,14 @@ def likeliest(followed: Sequence[bytes], wanted: int, matched: int) -> bytes:
     to have the probability m / (m + n), times the share of occurrences that went on so."""
     drafted, alive = bytearray(), followed
     for place in range(wanted):
-        letters = Counter(one[place : place + 1] for one in alive)
+        letters = Counter(text[place : place + 1] for text in alive)
         del letters[b""]  # a text ends there
         letter, agreeing = max(letters.items(), key=itemgetter(1), default=(BOUNDARY, 0))
         if letter == BOUNDARY or agreeing * matched < LEAST_LIKELY * len(followed) * (matched + place + 1):
             break
         drafted += letter
         if agreeing < len(alive):
-            alive = [one for one in alive if one[place : place + 1] == letter]
+            alive = [text for text in alive if text[place : place + 1] == letter]
     return bytes(drafted)
 
 
@@ -152,7 +153,7 @@ class TextMemory:
     def _forget(self, scope: str) -> None:
         oldest = min(self._blocks[scope], key=attrgetter("used"))
         self._held -= len(oldest.text) + OF_BLOCK
-        kept = tuple(one for one in self._blocks[scope] if one is not oldest)
+        kept = tuple(block for block in self._blocks[scope] if block is not oldest)
         if kept:
             self._blocks[scope] = kept
         else:
@@ -209,7 +210,7 @@ class NgramSession:
         copied = from_bytes(self._copied(missing))
         if self._matcher is not None:
             copied = self._fitting(self._matcher, copied)
-        ids = [byte_ids()[letter] for letter in copied[:missing]]
+        ids = [byte_vocabulary().ids_of(Letters(letter))[0] for letter in copied[:missing]]
         if self._allowed is not None:
             ids = list(takewhile(self._allowed.__contains__, ids))
         self._text += to_text(byte_vocabulary().letters_of(ids))
@@ -232,7 +233,7 @@ class NgramSession:
         copying, remembered = self._service.options.copying, self._service.memory.of(self._opening.scope)
         ending = self._text[-copying.max_ngram :].rpartition(BOUNDARY)[2]
         places: tuple[OwnText | Block, ...] = OwnText(self._text), *reversed(remembered)
-        size, best = max(((one.longest(ending, copying.min_ngram), one) for one in places), key=itemgetter(0))
+        size, best = max(((place.longest(ending, copying.min_ngram), place) for place in places), key=itemgetter(0))
         followed = list(islice(best.followed(ending[-size:], missing), OCCURRENCES)) if size else []
         return likeliest(followed, missing, size)
 
@@ -255,17 +256,9 @@ class NgramService:
     @property
     def description(self) -> Description:
         """The bytes as a vocabulary."""
-        tokenizer_json = byte_tokenizer()
-        return Description(
-            model="ngram",
-            tokenizer_json=tokenizer_json,
-            controls=(),
-            stops=(),
-            vocabulary_size=byte_vocabulary().size,
-            context=UNLIMITED,
-            fingerprint=tokenizer_digest(tokenizer_json),
-            copies=True,
-        )
+        tokenizer_json, size = byte_tokenizer(), byte_vocabulary().size
+        named = tokenizer_digest(tokenizer_json)
+        return Description("ngram", tokenizer_json, (), (), size, UNLIMITED, fingerprint=named, copies=True)
 
     async def open(self, request: OpenDrafter, replies: Replies[Reply]) -> Conversation:
         """A new session.
@@ -273,10 +266,8 @@ class NgramService:
         Raises ProtocolBroken: it is to draw a target's tokens; BadRequest: its grammar cannot be compiled.
         """
         if request.redistribute:
-            raise ProtocolBroken(
-                "an n-gram drafter has no affinity matrix: serve a drafter with a model and a file of "
-                "`crossdraft affinity`, or use another method"
-            )
+            what = "serve a drafter with a model and a file of `crossdraft affinity`, or use another method"
+            raise ProtocolBroken(f"an n-gram drafter has no affinity matrix: {what}")
         if request.options.grammar is None:
             return Conversation(NgramSession(self, request), replies)
         return Conversation(await asyncio.to_thread(NgramSession, self, request), replies)
@@ -305,11 +296,6 @@ def byte_tokenizer() -> str:
 @cache
 def byte_vocabulary() -> Vocabulary:
     return Vocabulary.build(byte_tokenizer(), 256, (), (), Side.DRAFTER)
-
-
-@cache
-def byte_ids() -> dict[str, int]:
-    return {letter: token for token, letter in enumerate(byte_vocabulary().letters)}
 
 
 def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:

@@ -21,7 +21,8 @@ from crossdraft.engine.sampler import Draws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.event_loop import SMALL, Beside
-from crossdraft.rpc.handlers import DRAFTER, Replies
+from crossdraft.rpc.frames import DRAFTER
+from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
@@ -83,9 +84,8 @@ class DrafterService:
         if request.redistribute and not served:
             raise ProtocolBroken(f"this drafter has no affinity matrix: {SERVE_AFFINITY}")
         if request.redistribute not in ("", served):
-            raise ProtocolBroken(
-                f"this drafter's affinity matrix is for a target with another tokenizer: {SERVE_AFFINITY}"
-            )
+            what = "this drafter's affinity matrix is for a target with another tokenizer"
+            raise ProtocolBroken(f"{what}: {SERVE_AFFINITY}")
         size = len(request.prompt) + (0 if request.allowed is None else len(request.allowed))
         size += 0 if request.options.grammar is None else SMALL + len(request.options.grammar.text)
         return Conversation(await self._beside.run(size, DrafterSession, self, request, replies.working), replies)
@@ -131,18 +131,15 @@ class DrafterSession:
 
         An end of sequence is a draft token like any other: whether drafting goes on must not depend on what was drawn.
         """
-        loop, thread = asyncio.get_running_loop(), self._thread
-        asked = time.perf_counter()
-        job = self._job(epoch, asked, lambda reply: thread.call_soon(loop, partial(send, reply)))
-        return thread.submit(job, self._working)
+        later = partial(self._thread.call_soon, asyncio.get_running_loop(), send)
+        return self._thread.submit(self._job(epoch, time.perf_counter(), later), self._working)
 
     async def score(self, epoch: DraftProgress, request: Score) -> Scored:
         if self._state.source.whose is Whose.TARGET:
             raise ProtocolBroken("drafts of the target's tokens have no scores: open a session without redistribute")
         if self._service.running.text_columns is not None:  # texts of other sessions would change them
-            raise ProtocolBroken(
-                "a head that follows texts (--vocab-follow) has no scores: use another method than slrs"
-            )
+            what = "a head that follows texts (--vocab-follow) has no scores"
+            raise ProtocolBroken(f"{what}: use another method than slrs")
         if self._latest is None or self._latest[0] is not epoch:
             raise ProtocolBroken(f"epoch {epoch.number} has no draft to be scored: the drafter stood aside")
         scoring = self._latest[2]

@@ -227,9 +227,9 @@ class ModelThread:
         """Context of other threads that make tensors for it."""
         return torch.cuda.stream(self._stream)
 
-    def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
         """For jobs: an event loop is to make this call, in order with what else the step has for it."""
-        self._outbox.put(loop, call)
+        self._outbox.put(loop, partial(call, *args))
 
     async def run(self, job: Job[T]) -> T:
         """The job's result.

@@ -1,4 +1,4 @@
-"""Protobuf messages to plain values and back: what target and drafter messages have in common.
+"""Protobuf messages to plain values and back: what the messages of target and drafter consist of.
 
 Decoding checks everything that a value must fulfil, and raises `BadMessage` with a text that names the field. Sizes are
 checked before anything is made of a field, as a few bytes can ask for much memory.
@@ -27,9 +27,19 @@ from crossdraft.config.request import Sampling
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.grammar import Grammar
-from crossdraft.text.letters import FIRST_CONTROL, ControlRole, Letters, Side
-from crossdraft.types.messages import Description, HiddenStates, NoiseKey, Sample, SamplingDefaults, SamplingOptions
+from crossdraft.text.letters import NO_LETTER, ControlRole, Letters
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    Branch,
+    Description,
+    HiddenStates,
+    NoiseKey,
+    Sample,
+    SamplingDefaults,
+    SamplingOptions,
+)
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
+from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2 as pb
 from crossdraft.v1 import drafter_pb2 as drafter_pb
 from crossdraft.v1 import target_pb2 as target_pb
@@ -43,6 +53,7 @@ MAX_STOPS = 1 << 16  # ids that may end an output
 MAX_WORDS = 1 << 20  # ids of all bad_words
 MAX_STATES = 1 << 12  # hidden states in one message
 MAX_BITS = 32  # of a number
+MAX_NODES = 17 * MOST_DRAFT_TOKENS  # of a pass's tree: sixteen paths, and some
 SIZES = (1, 2, 3, 4)  # bytes of a number
 MAX_MICROSECONDS = 2**32 - 1
 MICRO = 1_000_000  # microseconds in a second
@@ -52,9 +63,7 @@ SUM_TOLERANCE = 1e-4  # of a row's sum; float32 rounding of any row stays below 
 NO_VALUES: Probabilities = np.empty(0)
 LOG_TOLERANCE = 1e-3  # nats above 0 that rounding in a model may give
 NO_STATES = HiddenStates()
-FIRST_OF_SIDES = min(side.value for side in Side)
 Likely = tuple[tuple[int, float], ...]  # most probable ids and their log-probabilities
-ROLES = frozenset(role.value for role in ControlRole)
 # Of sampling options, for what is left out; models' own settings that are not zero are always said.
 DEFAULTS = {one.name: one.default for one in fields(Sampling) if not (isinstance(one.default, LeftOut) and one.default)}
 
@@ -74,10 +83,8 @@ def decode_letters(raw: bytes, name: str) -> Letters:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise BadMessage(f"{name} is not the UTF-8 of letters' code points: {error}") from error
-    for letter in set(text):
-        point = ord(letter)
-        if not (point < FIRST_CONTROL or point in ROLES or point >= FIRST_OF_SIDES):
-            raise BadMessage(f"{name} has U+{point:04X}, which is no letter; send each byte as U+0000..U+00FF")
+    if found := NO_LETTER.search(text):
+        raise BadMessage(f"{name} has U+{ord(found[0]):04X}, which is no letter; send each byte as U+0000..U+00FF")
     return Letters(text)
 
 
@@ -94,8 +101,8 @@ def decode_id_tuple(
 
 def plain_fields(message: Message) -> dict[str, Any]:
     """A message's fields but those that are messages; lists as tuples."""
-    plain = [one for one in message.DESCRIPTOR.fields if one.message_type is None]
-    return {one.name: plain_value(getattr(message, one.name)) for one in plain}
+    plain = [field for field in message.DESCRIPTOR.fields if field.message_type is None]
+    return {field.name: plain_value(getattr(message, field.name)) for field in plain}
 
 
 def plain_value(value: Any) -> Any:
@@ -212,18 +219,15 @@ def decode_description(message: pb.Description) -> Description:
     given["controls"] = tuple(zip(controls, (control.role for control in message.controls), strict=True))
     given["stops"] = stops
     if message.HasField("chat_template"):
-        given["chat_template"] = _decode_template(message.chat_template)
+        template = message.chat_template
+        if not template.source:
+            raise BadMessage("chat_template has no source; leave it unset where there is none")
+        given["chat_template"] = ChatTemplate(template.source, tuple(sorted(template.tokens.items())))
     try:
         defaults = SamplingDefaults(**{field.name: value for field, value in message.defaults.ListFields()})
     except ValueError as error:
         raise BadMessage(f"defaults: {error}") from error
     return Description(**given, defaults=defaults)
-
-
-def _decode_template(message: pb.ChatTemplate) -> ChatTemplate:
-    if not message.source:
-        raise BadMessage("chat_template has no source; leave it unset where there is none")
-    return ChatTemplate(message.source, tuple(sorted(message.tokens.items())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,10 +325,10 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
 
     Raises ValueError: one is no distribution.
     """
-    lists = joined([row.ids for row in rows])
-    steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
-    large, small = _parted(steps, lists)
-    message = pb.Rows(ids=encode_lists(lists), large=encode_numbers(large), small=encode_numbers(small))
+    lists, steps = _steps(rows)
+    leading = _leading(lists)
+    large, small = encode_numbers(steps[leading]), encode_numbers(steps[~leading])
+    message = pb.Rows(ids=encode_lists(lists), large=large, small=small)
     if any(row.log_probabilities is not None for row in rows):
         message.logged.extend(0 if row.log_probabilities is None else 1 + len(row.likely) for row in rows)
         for row in rows:
@@ -335,11 +339,10 @@ def encode_rows(rows: Sequence[Row]) -> pb.Rows:
 
 def rounded(rows: Sequence[Row]) -> list[Row]:
     """Rows, at least one, as the other side reads them from a message; raises ValueError as `encode_rows` does."""
-    lists = joined([row.ids for row in rows])
-    steps = _steps(np.concatenate([row.probabilities for row in rows]), lists, np.array([row.tail for row in rows]))
+    lists, steps = _steps(rows)
     probabilities, tails = steps / GRID, ((GRID - lists.sums(steps)) / GRID).tolist()
     each = zip(rows, lists.spans, tails, strict=True)
-    return [Row(one.ids, probabilities[at], tail, one.log_probabilities, one.likely) for one, at, tail in each]
+    return [Row(row.ids, probabilities[at], tail, row.log_probabilities, row.likely) for row, at, tail in each]
 
 
 def decode_rows(
@@ -352,14 +355,15 @@ def decode_rows(
     if not (drawn or message.ByteSize()):  # most frames have none
         return []
     lists = decode_lists(message.ids, f"{name}.ids", vocabulary_size)
-    if not _distinct(lists):
+    ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MAX_BITS) | lists.ids)
+    if (ids[1:] == ids[:-1]).any():
         raise BadMessage(f"{name}.ids are not distinct")
     large, small = decode_numbers(message.large, f"{name}.large"), decode_numbers(message.small, f"{name}.small")
     if len(large) != sum(min(count, LEADING) for count in lists.counts) or len(large) + len(small) != len(lists.ids):
-        raise BadMessage(
-            f"{name} has {len(lists.ids)} ids, but {len(large)} large and {len(small)} small probabilities"
-        )
-    steps = _together(large, small, lists)
+        what = f"{len(large)} large and {len(small)} small probabilities"
+        raise BadMessage(f"{name} has {len(lists.ids)} ids, but {what}")
+    steps, leading = np.empty(len(lists.ids), dtype=np.int64), _leading(lists)
+    steps[leading], steps[~leading] = large, small
     tails = ((GRID - lists.sums(steps)) / GRID).tolist()
     if tails and min(tails) < 0:
         raise BadMessage(f"{name} has a row that sums to {1 - min(tails):.6g}; at most 1 is possible")
@@ -449,9 +453,12 @@ def decode_whole(message: pb.WholeRow, name: str, vocabulary_size: int | None) -
     return Row(ids, probabilities, log_probabilities=np.array(values))
 
 
-def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> Ids:
-    """Probabilities in steps. The largest of a row takes what rounding leaves: a whole row must sum to one, and a tail
-    must have a step at least. The others depend on nothing else that is listed: they are the same in every reply."""
+def _steps(rows: Sequence[Row]) -> tuple[Lists, Ids]:
+    """The ids of rows, and their probabilities in steps. The largest of a row takes what rounding leaves: a whole row
+    must sum to one, and a tail must have a step at least. The others depend on nothing else that is listed, and are the
+    same in every reply."""
+    lists, tails = joined([row.ids for row in rows]), np.array([row.tail for row in rows])
+    probabilities = np.concatenate([row.probabilities for row in rows])
     totals = lists.sums(probabilities) + tails
     if not (bool(np.all(np.abs(totals - 1) <= SUM_TOLERANCE)) and not bool((probabilities < 0).any())):
         raise ValueError(f"rows must be distributions; with their tails they sum to {totals.tolist()}")
@@ -462,37 +469,15 @@ def _steps(probabilities: Probabilities, lists: Lists, tails: Probabilities) -> 
         for span, rest in zip(lists.spans, left.tolist(), strict=True):
             if rest:
                 steps[span.start + int(steps[span].argmax())] += rest
-    return steps
-
-
-def _distinct(lists: Lists) -> bool:
-    ids = np.sort(lists.ids if len(lists.counts) == 1 else (lists.owners << MAX_BITS) | lists.ids)
-    return not bool((ids[1:] == ids[:-1]).any())
-
-
-def _parted(steps: Ids, lists: Lists) -> tuple[Ids, Ids]:
-    """What belongs to the first ids of the rows, and what to the others."""
-    if len(lists.counts) == 1:
-        return steps[:LEADING], steps[LEADING:]
-    leading = _leading(lists)
-    return steps[leading], steps[~leading]
-
-
-def _together(large: Ids, small: Ids, lists: Lists) -> Ids:
-    """The reverse."""
-    if len(lists.counts) == 1:
-        return np.concatenate((large, small))
-    leading = _leading(lists)
-    steps = np.empty(len(leading), dtype=np.int64)
-    steps[leading], steps[~leading] = large, small
-    return steps
+    return lists, steps
 
 
 def _leading(lists: Lists) -> NDArray[np.bool_]:
     """Whether an id is among the first of its row, shape (n,)."""
-    starts = np.array([0, *accumulate(lists.counts[:-1])])
-    leading: NDArray[np.bool_] = np.arange(len(lists.ids)) - starts[lists.owners] < LEADING
-    return leading
+    places = np.arange(len(lists.ids))
+    if len(lists.counts) > 1:
+        places -= np.array([0, *accumulate(lists.counts[:-1])])[lists.owners]
+    return places < LEADING
 
 
 def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
@@ -502,7 +487,7 @@ def encode_samples(samples: Sequence[Sample]) -> target_pb.Samples:
     message = target_pb.Samples(
         tokens=[sample.token for sample in samples],
         log_probabilities=[sample.log_probability for sample in samples],
-        likely_counts=[len(sample.likely) for sample in samples] if any(one.likely for one in samples) else None,
+        likely_counts=[len(sample.likely) for sample in samples] if any(sample.likely for sample in samples) else None,
         ranks=[sample.rank for sample in samples] if any(sample.rank for sample in samples) else None,
     )
     _encode_likely([sample.likely for sample in samples], message)
@@ -521,3 +506,31 @@ def decode_samples(message: target_pb.Samples, vocabulary_size: int | None) -> t
     values = _logs(message.log_probabilities, len(tokens), "samples")
     likely = _decode_likely(message, counts, "samples", vocabulary_size)
     return tuple(map(Sample, tokens, values, likely, ranks))
+
+
+def decode_tree(message: target_pb.TokenTree, size: int | None) -> TokenTree:
+    tokens = decode_id_tuple(message.tokens, "tree.tokens", size, MAX_NODES)
+    check_max(len(message.parents), len(tokens), "tree.parents")
+    try:
+        if not message.parents:
+            return TokenTree.chain(tokens)
+        return TokenTree(tokens, tuple(parent - 1 for parent in message.parents))
+    except ValueError as error:
+        raise BadMessage(f"tree: {error}") from error
+
+
+def decode_branch(message: drafter_pb.Branch, name: str, size: int | None) -> Branch:
+    if not message.number:
+        raise BadMessage(f"{name}.number must be at least 1; 0 is none")
+    letters = decode_letters(message.letters, f"{name}.letters")
+    if not letters:
+        raise BadMessage(f"{name}.letters is empty; something must replace what is refused")
+    tokens = decode_id_tuple(message.tokens, f"{name}.tokens", size, MOST_DRAFT_TOKENS)
+    return Branch(message.number, message.offset, letters, tokens)
+
+
+def weight_of_node(node: Row | Sample) -> int:
+    likely = 5 * len(node.likely)
+    if isinstance(node, Sample):
+        return 5 + likely
+    return len(node.ids) * (2 if node.log_probabilities is None else 3) + likely

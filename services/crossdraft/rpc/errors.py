@@ -155,7 +155,7 @@ class CannotListen(ServiceError):
 
 
 # Every status code but OK, which ends a session in order (`Closed`).
-# The first code of a class is the one that it is sent as.
+# The first code of a class is the one that it is sent as (`CODES`).
 MEANINGS: dict[StatusCode, type[ServiceError]] = {
     StatusCode.INVALID_ARGUMENT: BadRequest,
     StatusCode.FAILED_PRECONDITION: ProtocolBroken,
@@ -174,6 +174,8 @@ MEANINGS: dict[StatusCode, type[ServiceError]] = {
     StatusCode.UNKNOWN: Internal,
     StatusCode.DATA_LOSS: Internal,
 }
+CODES: dict[type, StatusCode] = {meaning: code for code, meaning in reversed(MEANINGS.items())}
+CODES |= {ServiceError: StatusCode.UNKNOWN, **dict.fromkeys((Full, Overloaded), StatusCode.RESOURCE_EXHAUSTED)}
 # What goes with `Overloaded`, and tells it from `TooLarge`: gRPC's own metadata for retries, in milliseconds.
 PUSHBACK = "grpc-retry-pushback-ms"
 ADVICE: dict[type[ServiceError], str] = {
@@ -215,13 +217,8 @@ def _refused(details: str, service: str) -> ServiceError | None:
 
 
 def to_status(error: ServiceError) -> tuple[StatusCode, str]:
-    if isinstance(error, Full):
-        return StatusCode.RESOURCE_EXHAUSTED, (FULL + str(error))[:MAX_TEXT]
-    if isinstance(error, Overloaded):
-        return StatusCode.RESOURCE_EXHAUSTED, str(error)[:MAX_TEXT]
-    itself = [code for code, meaning in MEANINGS.items() if type(error) is meaning]
-    kin = [code for code, meaning in MEANINGS.items() if isinstance(error, meaning)]
-    return (*itself, *kin, StatusCode.UNKNOWN)[0], str(error)[:MAX_TEXT]
+    kind = next(kind for kind in type(error).__mro__ if kind in CODES)
+    return CODES[kind], (FULL * (kind is Full) + str(error))[:MAX_TEXT]
 
 
 def to_trailer(error: ServiceError) -> tuple[tuple[str, str], ...]:

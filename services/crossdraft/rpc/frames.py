@@ -1,42 +1,46 @@
-"""Frames of links: what they have beside the messages of sessions, how they are made and read, and what waits for one.
+"""Frames of links, and the messages of target and drafter in them: plain values to protobuf and back.
 
 A link is one stream between two processes, and a frame one message of it: messages of any number of sessions, each with
-its session's number. `Direction` makes frames of them, and reads them from frames; `roles` says which messages those of
-the two services are.
+its session's number. `Direction` makes frames of them, and reads them from frames. Each function that writes a message
+puts rows, samples and lists of ids into the frame's columns, and each one that reads is given its share of them; what
+is wrong with a message raises BadMessage, with a text that names the field.
 """
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+import numpy as np
+from google.protobuf.message import Message
 
 from crossdraft.rpc import codec
-from crossdraft.rpc.errors import BadMessage, TooLarge
-from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.transport import MessageLimit
-from crossdraft.types.messages import Sample
-from crossdraft.types.rows import Ids, Row
+from crossdraft.rpc.codec import check_max
+from crossdraft.rpc.errors import BadMessage
+from crossdraft.text.letters import NOTHING
+from crossdraft.types import messages as plain
+from crossdraft.types.rows import DraftToken, Ids, Row, Whose
+from crossdraft.types.trees import MOST_NODES
+from crossdraft.v1 import common_pb2 as common
+from crossdraft.v1 import drafter_pb2 as drafter_pb
+from crossdraft.v1 import target_pb2 as target_pb
 
 Opening = TypeVar("Opening")  # the message that begins a session
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
-Waiting = TypeVar("Waiting")
-Join = Callable[[Waiting, Waiting], Waiting | None]
 OPEN = "open"  # the field of an entry with which a session begins
 MAX_MESSAGES = 256  # of a frame
 MAX_SHARED = 2 << 20  # bytes of a frame that has more messages than one
-# Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
-# reads nothing must not fill the memory.
-MAX_WAITING_MESSAGES = 4096
-# Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
-# thread would have to wait for the loop's turn.
-MAX_IN_LOOP = 1 << 18
+DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
+MAX_HEAD = 4096
+MAX_ROW_WIDTH = 1 << 16  # ids
+MAX_STRINGS = 4096  # of one request for scores
+MAX_STRING = 1 << 16  # letters of each of them
+MAX_BRANCHES = plain.MOST_DRAFT_TOKENS * plain.MOST_DRAFT_TOKENS  # of a frame: as many as one reply may have
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,6 @@ class FrameCodec(Generic[Sent, Received]):
     weight: Callable[[Sent], int]  # about how many bytes a message will have, at least
 
 
-class Written:
-    """Columns of a frame that is written: what its messages have of one kind stands together."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.samples: list[Sample] = []
-        self.listed: list[Ids] = []
-        self.branches = 0  # of drafts
-
-
 class Shares(Generic[Received]):
     """A column of a frame that is read, of which its messages take their shares one after another."""
 
@@ -96,7 +90,15 @@ class Shares(Generic[Received]):
             raise BadMessage(f"the frame has {len(self._values)} {self._name}; its messages name {self._taken}")
 
 
+Columns = Mapping[str, Shares[Any]]
 NOTHING_SHARED: Sequence[Any] = ()
+# Columns of a frame that is written: what its messages have of one kind stands together.
+Written = defaultdict[str, list[Any]]
+COLUMNS: Mapping[str, Callable[[Any], Message]] = {
+    "rows": codec.encode_rows,
+    "samples": codec.encode_samples,
+    "listed": lambda lists: codec.encode_lists(codec.joined(lists)),
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Kind:
     write: Callable[[Any, Written], Message]  # of a plain value; raises ValueError
     read: Callable[[Any, Sequence[Any], int | None], Any]  # of the message, its share and the vocabulary's size
     weight: Callable[[Any], int] = lambda value: 0  # about how many bytes it has, at least; most are small
-    share: Callable[[Any, Sequence[Shares[Any]]], Sequence[Any]] | None = None  # that the message has of the columns
+    share: Callable[[Any, Columns], Sequence[Any]] | None = None  # that the message has of the columns
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Direction:
     entries: str  # the field that has the messages
     kinds: Sequence[Kind]
     # Reads those of a frame, for a vocabulary of so many ids; raises BadMessage.
-    columns: Callable[[Any, int | None], Sequence[Shares[Any]]] = lambda frame, size: ()
+    columns: Callable[[Any, int | None], Columns] = lambda frame, size: {}
 
     @cached_property
     def _by_value(self) -> dict[type, Kind]:
@@ -132,19 +134,16 @@ class Direction:
     def encode(self, messages: Sequence[tuple[int, Any]]) -> bytes:
         """A frame; raises ValueError."""
         frame: Any = self.frame()
-        entries, written, kinds = getattr(frame, self.entries), Written(), self._by_value
+        entries, written, kinds = getattr(frame, self.entries), Written(list), self._by_value
         for session, value in messages:
             kind = kinds[type(value)]
             entry = {"session": session, kind.field: kind.write(value, written)}
             if kind.field == OPEN:
                 entry["request_id"] = value.request_id
             entries.add(**entry)
-        if written.rows:
-            frame.rows.CopyFrom(codec.encode_rows(written.rows))
-        if written.samples:
-            frame.samples.CopyFrom(codec.encode_samples(written.samples))
-        if written.listed:
-            frame.listed.CopyFrom(codec.encode_lists(codec.joined(written.listed)))
+        for name, encode in COLUMNS.items():
+            if column := written[name]:
+                getattr(frame, name).CopyFrom(encode(column))
         raw: bytes = frame.SerializeToString()
         return raw
 
@@ -171,7 +170,7 @@ class Direction:
                 yield entry.session, replace(value, request_id=entry.request_id) if field == OPEN else value
             except BadMessage as error:
                 yield entry.session, error
-        for column in columns:
+        for column in columns.values():
             column.check()
 
     def weight(self, value: object) -> int:
@@ -203,181 +202,380 @@ def _side(writes: Direction, reads: Direction, size: int | None) -> FrameCodec[A
     return FrameCodec(writes.encode, partial(reads.decode, size=size), writes.weight)
 
 
-def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
-    return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
+def _fields(message: Callable[..., Any], **encode: Callable[[Any], Any]) -> Callable[[Any, Written], Any]:
+    """Writes messages that have the fields of their plain values, some of them encoded."""
+
+    def write(value: Any, _: Written) -> Any:
+        given = vars(value) | {name: change(getattr(value, name)) for name, change in encode.items()}
+        given.pop("request_id", None)  # the frame has it
+        return message(**given)
+
+    return write
 
 
-class Inbox:
-    """Reads frames, of which one peer's must not hold up those of others."""
-
-    def __init__(self, codec: FrameCodec[Any, Any], limit: MessageLimit) -> None:
-        self._codec = codec
-        self._limit = limit
-        self._beside = Beside("frames", small=MAX_IN_LOOP)
-
-    async def read(self, raw: bytes) -> list[tuple[int, Any]]:
-        """The messages of a frame; a large one is read in a thread. Raises TooLarge or BadMessage."""
-        if len(raw) > self._limit.frame_bytes:
-            raise too_large("frame", raw, self._limit)
-        try:
-            return await self._beside.run(len(raw), lambda: list(self._codec.decode(raw)))
-        except DecodeError as error:
-            raise BadMessage(f"not a frame of this link: {error}") from error
+def _share(*names: str) -> Callable[[Any, Columns], Sequence[Any]]:
+    """Of each of these columns as many as the message's field of the same name says."""
+    if len(names) == 1:
+        return lambda message, columns: columns[names[0]].take(getattr(message, names[0]))
+    return lambda message, columns: [value for name in names for value in columns[name].take(getattr(message, name))]
 
 
-class Outbox(Generic[Waiting]):
-    """Messages of many sessions that wait for the stream.
+_OPENING: dict[str, Callable[[Any], Any]] = {"options": codec.encode_options, "noise": codec.encode_noise}
 
-    A frame takes all that wait, up to MAX_MESSAGES and MAX_SHARED. `refused` is told of a message that is over the
-    limit alone, or cannot be encoded; it is dropped, and with it what waits of its session: later messages mean nothing
-    without it.
-    """
 
-    def __init__(
-        self,
-        codec: FrameCodec[Waiting, Any],
-        limit: MessageLimit,
-        refused: Callable[[int, TooLarge | ValueError], None],
-    ) -> None:
-        self._codec = codec
-        self._limit = limit
-        self._shared = min(limit.frame_bytes, MAX_SHARED)
-        self._refused = refused
-        self._waiting: dict[int, list[tuple[Waiting, int]]] = {}  # by session, with their weights
-        self._count = 0  # messages that wait
-        self._weight = 0  # of all of them, as the codec says
-        self._room = asyncio.Event()  # set when fewer wait than before
-        self._news = asyncio.Event()
-        self._finished = False
-        self._later: tuple[float, asyncio.Handle] | None = None  # when it sets `_news`, in seconds of the loop's clock
+# Requests to a target.
 
-    def put(self, session: int, message: Waiting, within: float = 0.0, join: Join[Waiting] | None = None) -> int:
-        """Adds a message, which leaves within so many seconds (0: at once); returns how many of its session wait.
 
-        `join` makes one message of the session's latest that waits and this one, or returns None.
-        """
-        waiting = self._waiting.setdefault(session, [])
-        joined = None if join is None or not waiting else join(waiting[-1][0], message)
-        if joined is not None:
-            message = joined
-            self._count_out([waiting.pop()])
-        weight = self._codec.weight(message)
-        waiting.append((message, weight))
-        self._count += 1
-        self._weight += weight
-        if within <= 0:
-            self._news.set()
-        elif not self._news.is_set():
-            self._leave_within(within)
-        return len(waiting)
+def _read_open_target(message: target_pb.OpenTarget, share: object, size: int | None) -> plain.OpenTarget:
+    if not message.prompt:
+        raise BadMessage("prompt is empty; a target needs at least one id, for instance its begin of sequence")
+    check_max(message.head, MAX_HEAD, "head")
+    _check_likely(message.likely)
+    return plain.OpenTarget(
+        prompt=codec.decode_id_tuple(message.prompt, "prompt", size),
+        options=codec.decode_options(message.options, size),
+        noise=codec.decode_noise(message),
+        head=message.head if message.HasField("head") else DEFAULT_HEAD,
+        likely=message.likely if message.HasField("likely") else None,
+        ignore_stops=message.ignore_stops,
+        stop_ids=codec.decode_id_tuple(message.stop_ids, "stop_ids", size, codec.MAX_STOPS),
+        hidden=message.hidden,
+    )
 
-    def _leave_within(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time() + seconds
-        if self._later is not None:
-            if self._later[0] <= due:
-                return
-            self._later[1].cancel()
-        self._later = due, loop.call_at(due, self._news.set)
 
-    def finish(self) -> None:
-        self._finished = True
-        self._news.set()
+def _check_likely(likely: int) -> None:
+    if likely > plain.MOST_LIKELY:
+        raise BadMessage(f"likely must be at most {plain.MOST_LIKELY}, got {likely}")
 
-    def drop(self, session: int) -> list[Waiting]:
-        if dropped := self._waiting.pop(session, []):
-            self._count_out(dropped)
-        return [message for message, _ in dropped]
 
-    def over(self, limits: int) -> bool:
-        """Whether more waits than this many message limits, each of its bytes or of MAX_WAITING_MESSAGES messages."""
-        return self._count > limits * MAX_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
+def _write_pass(request: plain.Pass, written: Written) -> target_pb.Pass:
+    if request.wanted == ():
+        raise ValueError("a pass must want something: wanted is None for everything, or has at least the root")
+    written["listed"] += request.listed
+    tree = request.tree
+    return target_pb.Pass(
+        number=request.number,
+        committed=request.committed,
+        tree=target_pb.TokenTree(
+            tokens=tree.tokens, parents=None if tree.is_chain else [at + 1 for at in tree.parents]
+        ),
+        listed=len(request.listed),
+        wanted=request.wanted,
+        draws=request.draws,
+        run=request.run if request.run > 1 else 0,
+    )
 
-    async def room(self) -> None:
-        """Returns when no more than a message limit waits, and no more than MAX_WAITING_MESSAGES messages."""
-        while self.over(1):
-            self._room.clear()
-            await self._room.wait()
 
-    async def write(
-        self, send: Callable[[bytes], Awaitable[None]], left: Callable[[int, Waiting, float, float], None]
-    ) -> None:
-        """Sends frames as there are messages, up to `finish`. Raises what `send` raises.
+def _read_pass(message: target_pb.Pass, listed: Sequence[Ids], size: int | None) -> plain.Pass:
+    tree = codec.decode_tree(message.tree, size)
+    check_max(len(message.wanted), 1 + len(tree), "wanted")
+    wanted = tuple(message.wanted) or None
+    if wanted is not None and (max(wanted) > len(tree) or list(wanted) != sorted(set(wanted))):
+        raise BadMessage(f"wanted must be ascending, from 0 (the root) to {len(tree)} (the last node), got {wanted}")
+    answered = 1 + len(tree) if wanted is None else len(wanted)
+    if len(listed) not in (0, answered):
+        raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
+    check_max(message.run, plain.MAX_RUN, "run")
+    if message.run > 1 and (message.tree.tokens or not message.draws):
+        raise BadMessage("a run of several tokens needs draws, and has no tree")
+    committed = codec.decode_id_tuple(message.committed, "committed", size)
+    return plain.Pass(message.number, committed, tree, tuple(listed), wanted, message.draws, max(1, message.run))
 
-        Before a frame is sent, `left` is told of each of its messages, with its share of the frame's bytes and of the
-        seconds that making it took.
-        """
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            if self._later is not None:
-                self._later[1].cancel()
-                self._later = None
-            while self._waiting:
-                began = time.perf_counter()
-                messages, raw = self._frame(self._taken())
-                parts = max(1, len(messages))
-                shares = len(raw) / parts, (time.perf_counter() - began) / parts
-                for session, message in messages:
-                    left(session, message, *shares)
-                if messages:
-                    await send(raw)
-            if self._finished:
-                return
 
-    def _taken(self) -> list[tuple[int, Waiting]]:
-        taken: list[tuple[int, Waiting]] = []
-        room = self._shared // 4  # weights are lower bounds: rows have up to three times theirs
-        if self._count <= MAX_MESSAGES and self._weight < room:  # nearly always
-            taken = [(session, message) for session, waiting in self._waiting.items() for message, _ in waiting]
-            self._waiting, self._count, self._weight = {}, 0, 0
-            self._room.set()
-        while self._waiting and len(taken) < MAX_MESSAGES and room > 0:
-            session = next(iter(self._waiting))
-            messages = self._waiting.pop(session)
-            before = len(taken)
-            for message, weight in messages[: MAX_MESSAGES - before]:
-                if room > 0:
-                    room -= weight
-                    taken.append((session, message))
-            count = len(taken) - before
-            self._count_out(messages[:count])
-            if count < len(messages):
-                self._waiting[session] = messages[count:]  # behind the others
-        return taken
+def _read_fetch(message: target_pb.FetchRow, share: object, size: int | None) -> plain.FetchRow:
+    listed = codec.decode_ids(message.listed, "listed", size) if message.HasField("listed") else None
+    return plain.FetchRow(message.number, message.node, listed)
 
-    def _frame(self, messages: list[tuple[int, Waiting]]) -> tuple[list[tuple[int, Waiting]], bytes]:
-        """A frame of the messages, or of the first of them if all cannot be one; the others wait again."""
-        while True:
-            try:
-                return messages, self._encoded(messages)
-            except (ValueError, TooLarge) as fault:
-                if len(messages) == 1:
-                    self.drop(messages[0][0])
-                    self._refused(messages[0][0], fault)
-                    return [], b""
-            messages, back = messages[: len(messages) // 2], messages[len(messages) // 2 :]
-            self._put_back(back)
 
-    def _encoded(self, messages: list[tuple[int, Waiting]]) -> bytes:
-        """A frame; raises TooLarge or ValueError."""
-        raw = self._codec.encode(messages)
-        if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
-            raise too_large(type(messages[0][1]).__name__, raw, self._limit)
-        return raw
+def _read_prompt_request(message: target_pb.ScorePrompt, share: object, size: int | None) -> plain.ScorePrompt:
+    _check_likely(message.likely)
+    return plain.ScorePrompt(message.first, message.likely)
 
-    def _put_back(self, messages: list[tuple[int, Waiting]]) -> None:
-        first: dict[int, list[tuple[Waiting, int]]] = {}
-        for session, message in messages:
-            weight = self._codec.weight(message)
-            first.setdefault(session, []).append((message, weight))
-            self._count += 1
-            self._weight += weight
-        later, self._waiting = self._waiting, first
-        for session, waiting in later.items():
-            self._waiting.setdefault(session, []).extend(waiting)
 
-    def _count_out(self, messages: list[tuple[Waiting, int]]) -> None:
-        self._count -= len(messages)
-        self._weight -= sum([weight for _, weight in messages])
-        self._room.set()
+# Replies of a target.
+
+
+def _write_done(reply: plain.PassDone, written: Written) -> target_pb.PassDone:
+    """Raises ValueError unless its answers are all rows or all samples."""
+    kinds, count = {*map(type, reply.nodes)}, len(reply.nodes)
+    if kinds not in ({Row}, {plain.Sample}):
+        rows = sum(isinstance(node, Row) for node in reply.nodes)
+        raise ValueError(f"a pass needs rows or samples as its answers, not {rows} and {count - rows}")
+    of_rows = kinds == {Row}
+    written["rows" if of_rows else "samples"] += reply.nodes
+    return target_pb.PassDone(
+        number=reply.number,
+        rows=count if of_rows else 0,
+        samples=0 if of_rows else count,
+        microseconds=codec.encode_seconds(reply.seconds),
+        queued_microseconds=codec.encode_seconds(reply.queued),
+        more=reply.more,
+        forwards=reply.forwards if reply.forwards > 1 else 0,
+        shared=reply.shared if reply.shared > 1 else 0,
+        fed=reply.fed,
+        first=reply.first,
+        hidden=codec.encode_hidden(reply.hidden),
+    )
+
+
+def _read_done(message: target_pb.PassDone, nodes: Sequence[Row | plain.Sample], size: int | None) -> plain.PassDone:
+    if bool(message.rows) == bool(message.samples):
+        raise BadMessage("done needs rows or samples, one answer at least")
+    seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
+    forwards, shared = max(1, message.forwards), max(1, message.shared)
+    more, fed, first, hidden = message.more, message.fed, message.first, codec.decode_hidden(message)
+    return plain.PassDone(message.number, tuple(nodes), seconds, queued, more, forwards, shared, fed, first, hidden)
+
+
+def _write_fetched(reply: plain.RowFetched, written: Written) -> target_pb.RowFetched:
+    row: Any = {"whole": codec.encode_whole(reply.row)} if reply.row.whole else {"head": codec.encode_rows([reply.row])}
+    return target_pb.RowFetched(number=reply.number, node=reply.node, **row)
+
+
+def _read_fetched(message: target_pb.RowFetched, share: object, size: int | None) -> plain.RowFetched:
+    match message.WhichOneof("row"):
+        case "whole":
+            row = codec.decode_whole(message.whole, "whole", size)
+        case "head":
+            rows = codec.decode_rows(message.head, "head", size)
+            if len(rows) != 1:
+                raise BadMessage(f"head has {len(rows)} rows; it needs one")
+            (row,) = rows
+        case _:
+            raise BadMessage("fetched needs a head or a whole row")
+    return plain.RowFetched(message.number, message.node, row)
+
+
+def _write_prompt(reply: plain.PromptScored, written: Written) -> target_pb.PromptScored:
+    written["samples"] += reply.tokens
+    microseconds = codec.encode_seconds(reply.seconds)
+    return target_pb.PromptScored(
+        first=reply.first, samples=len(reply.tokens), microseconds=microseconds, more=reply.more
+    )
+
+
+def _read_prompt(
+    message: target_pb.PromptScored, tokens: Sequence[plain.Sample], size: int | None
+) -> plain.PromptScored:
+    return plain.PromptScored(message.first, tuple(tokens), codec.decode_seconds(message.microseconds), message.more)
+
+
+def _target_columns(frame: target_pb.VerifyReplies, size: int | None) -> Columns:
+    rows, samples = codec.decode_rows(frame.rows, "rows", size), codec.decode_samples(frame.samples, size)
+    return {"rows": Shares(rows, "rows"), "samples": Shares(samples, "samples")}
+
+
+# Requests to a drafter.
+
+
+def _read_open_drafter(message: drafter_pb.OpenDrafter, share: object, size: int | None) -> plain.OpenDrafter:
+    if message.audited and not message.HasField("noise"):
+        raise BadMessage("audited needs noise: without it no draw can be recomputed")
+    check_max(message.row_width, MAX_ROW_WIDTH, "row_width")
+    changed = {
+        "prompt": codec.decode_letters(message.prompt, "prompt"),
+        "options": codec.decode_options(message.options, size),
+        "noise": codec.decode_noise(message),
+        "allowed": codec.decode_ids(message.allowed, "allowed", size) if message.HasField("allowed") else None,
+    }
+    return plain.OpenDrafter(**codec.plain_fields(message) | changed)
+
+
+def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> plain.Draft:
+    _check_draft_tokens(message.count, "count", "how many draft tokens are wanted")
+    chunk = message.chunk if message.HasField("chunk") else plain.MOST_DRAFT_TOKENS
+    _check_draft_tokens(chunk, "chunk", "how many draft tokens one reply has")
+    width = message.branch_width if message.HasField("branch_width") else 1
+    _check_draft_tokens(width, "branch_width", "how many branches each draft token has; for none, branch_depth is 0")
+    most = {"branch_depth": plain.MOST_DRAFT_TOKENS, "first": plain.MOST_DRAFT_TOKENS, "tree_nodes": MOST_NODES}
+    for name, limit in most.items():
+        if getattr(message, name) > limit:
+            raise BadMessage(f"{name} must be at most {limit}, got {getattr(message, name)}")
+    if not 0 <= message.least_likely <= 1:  # false for NaN as well
+        raise BadMessage(f"least_likely must be between 0 and 1, got {message.least_likely}")
+    letters, depth, nodes = codec.decode_letters(message.letters, "letters"), message.branch_depth, message.tree_nodes
+    hidden = codec.decode_hidden(message)
+    shape = chunk, depth, width, message.adopt, message.first, nodes, message.least_likely, hidden
+    return plain.Draft(message.epoch, message.offset, letters, message.count, *shape)
+
+
+def _read_score(message: drafter_pb.Score, share: object, size: int | None) -> plain.Score:
+    _check_draft_tokens(message.tokens, "tokens", "how many draft tokens' text counts")
+    check_max(len(message.strings), MAX_STRINGS, "strings")
+    strings = tuple(codec.decode_letters(raw, f"strings[{place}]") for place, raw in enumerate(message.strings))
+    check_max(max(map(len, strings), default=0), MAX_STRING, "the longest of strings")
+    if not all(strings):
+        raise BadMessage(f"strings[{strings.index(NOTHING)}] is empty; every text begins with nothing")
+    return plain.Score(message.epoch, message.offset, strings, message.tokens)
+
+
+def _check_draft_tokens(count: int, name: str, meaning: str) -> None:
+    """Raises BadMessage unless a draft may have so many: its time and its answer grow with them."""
+    if not 1 <= count <= plain.MOST_DRAFT_TOKENS:
+        raise BadMessage(f"{name} must be between 1 and {plain.MOST_DRAFT_TOKENS}, got {count}: {meaning}")
+
+
+# Replies of a drafter.
+
+
+def _write_drafted(reply: plain.Drafted, written: Written) -> drafter_pb.Drafted:
+    """Raises ValueError unless all draft tokens have rows, or none, and ids of one vocabulary; or if the branches are
+    too many for one frame."""
+    rows = [draft_token.row for draft_token in reply.draft_tokens if draft_token.row is not None]
+    kinds = {draft_token.whose for draft_token in reply.draft_tokens}
+    if len(rows) not in (0, len(reply.draft_tokens)) or len(kinds) > 1:
+        raise ValueError("the draft tokens of a reply must all have rows or none, and use the same ids")
+    written["rows"] += rows
+    written["branches"] += reply.branches
+    if (branches := len(written["branches"])) > MAX_BRANCHES:
+        raise ValueError(f"{branches} branches; at most {MAX_BRANCHES} are possible")
+    return drafter_pb.Drafted(
+        epoch=reply.epoch,
+        tokens=[draft_token.token for draft_token in reply.draft_tokens],
+        target_ids=Whose.TARGET in kinds,
+        with_rows=bool(rows),
+        microseconds=codec.encode_seconds(reply.seconds),
+        reason=reply.reason,
+        first=reply.first,
+        branches=[drafter_pb.Branch(**vars(one) | {"letters": one.letters.encode()}) for one in reply.branches],
+        queued_microseconds=codec.encode_seconds(reply.queued),
+    )
+
+
+def _share_of_drafted(message: drafter_pb.Drafted, columns: Columns) -> Sequence[Row]:
+    return columns["rows"].take(len(message.tokens)) if message.with_rows else ()
+
+
+def _read_drafted(message: drafter_pb.Drafted, rows: Sequence[Row], size: int | None) -> plain.Drafted:
+    """The known vocabulary is the drafter's own; the target's ids are checked by the session, which knows that one."""
+    size, whose = (None, Whose.TARGET) if message.target_ids else (size, Whose.DRAFTER)
+    tokens = codec.decode_id_tuple(message.tokens, "tokens", size, plain.MOST_DRAFT_TOKENS)
+    if rows:
+        codec.checked(np.concatenate([row.ids for row in rows]), "rows", size)
+    branches = [codec.decode_branch(one, f"branches[{place}]", size) for place, one in enumerate(message.branches)]
+    drafted = tuple(DraftToken(token, rows[place] if rows else None, whose) for place, token in enumerate(tokens))
+    seconds, queued = map(codec.decode_seconds, (message.microseconds, message.queued_microseconds))
+    return plain.Drafted(message.epoch, drafted, seconds, message.reason, message.first, tuple(branches), queued)
+
+
+def _write_scored(reply: plain.Scored, written: Written) -> drafter_pb.Scored:
+    seconds = codec.encode_seconds(reply.seconds)
+    return drafter_pb.Scored(epoch=reply.epoch, probabilities=reply.probabilities.tolist(), microseconds=seconds)
+
+
+def _read_scored(message: drafter_pb.Scored, share: object, size: int | None) -> plain.Scored:
+    check_max(len(message.probabilities), MAX_STRINGS, "probabilities")
+    probabilities = np.array(message.probabilities, dtype=np.float64)
+    if not bool(np.all((probabilities >= 0) & (probabilities <= 1))):  # false for NaN as well
+        raise BadMessage("probabilities has one that is not between 0 and 1")
+    return plain.Scored(message.epoch, probabilities, codec.decode_seconds(message.microseconds))
+
+
+def _drafter_columns(frame: drafter_pb.DraftReplies, size: int | None) -> Columns:
+    check_max(sum(len(message.drafted.branches) for message in frame.replies), MAX_BRANCHES, "the frame's branches")
+    with_rows = [message.drafted.tokens for message in frame.replies if message.drafted.with_rows]
+    check_max(sum(map(len, with_rows)), codec.MAX_LISTS, "the frame's tokens with rows")
+    drawn = [token for tokens in with_rows for token in tokens]
+    return {"rows": Shares(codec.decode_rows(frame.rows, "rows", None, drawn), "rows")}
+
+
+# Both.
+
+
+def _alike(value: type, field: str, message: Callable[..., Any]) -> Kind:
+    """Messages that have the same fields as their plain values, none of which must be checked."""
+    names = [field.name for field in fields(value)]
+    parts: Any = attrgetter(*names) if len(names) > 1 else lambda message: [getattr(message, name) for name in names]
+    return Kind(value, field, _fields(message), lambda message, *_: value(*parts(message)))
+
+
+def _weight_of_reply(reply: plain.PassDone | plain.PromptScored) -> int:
+    if isinstance(reply, plain.PromptScored):
+        return sum(map(codec.weight_of_node, reply.tokens))
+    return sum(map(codec.weight_of_node, reply.nodes)) + len(reply.hidden.states)
+
+
+def _weight_of_open(opening: plain.OpenTarget | plain.OpenDrafter) -> int:
+    return len(opening.prompt) + len(opening.options.grammar.text if opening.options.grammar else "")
+
+
+def _weight_of_pass(request: plain.Pass) -> int:
+    return len(request.committed) + sum(map(len, request.listed))
+
+
+def _weight_of_draft(request: plain.Draft) -> int:
+    return len(request.letters) + len(request.hidden.states)
+
+
+def _weight_of_drafted(reply: plain.Drafted) -> int:
+    return sum(0 if token.row is None else 2 * len(token.row.ids) for token in reply.draft_tokens)
+
+
+_write_open_drafter = _fields(drafter_pb.OpenDrafter, prompt=str.encode, allowed=codec.encode_ids, **_OPENING)
+_write_draft = _fields(drafter_pb.Draft, letters=str.encode, hidden=codec.encode_hidden)
+_write_score = _fields(drafter_pb.Score, strings=lambda strings: [letters.encode() for letters in strings])
+OPENED, ENDED = _alike(plain.Opened, "opened", common.Opened), _alike(SessionEnded, "ended", common.SessionEnded)
+CLOSE = _alike(EndSession, "close", common.CloseSession)
+_TargetRequest = plain.Pass | plain.FetchRow | plain.RunTo | plain.ScorePrompt
+_TargetReply = plain.PassDone | plain.RowFetched | plain.PromptScored
+TARGET: RoleCodec[plain.OpenTarget, _TargetRequest, _TargetReply] = RoleCodec(
+    name="target",
+    other="drafter",
+    service="crossdraft.v1.Target",
+    stream="Verify",
+    requests=Direction(
+        target_pb.VerifyRequests,
+        "requests",
+        (
+            Kind(plain.OpenTarget, OPEN, _fields(target_pb.OpenTarget, **_OPENING), _read_open_target, _weight_of_open),
+            Kind(plain.Pass, "next_pass", _write_pass, _read_pass, _weight_of_pass, _share("listed")),
+            Kind(plain.FetchRow, "fetch", _fields(target_pb.FetchRow, listed=codec.encode_ids), _read_fetch),
+            _alike(plain.RunTo, "run_to", target_pb.RunTo),
+            Kind(plain.ScorePrompt, "score", _fields(target_pb.ScorePrompt), _read_prompt_request),
+            CLOSE,
+        ),
+        lambda frame, size: {"listed": Shares(codec.decode_lists(frame.listed, "listed", size).split(), "lists")},
+    ),
+    replies=Direction(
+        target_pb.VerifyReplies,
+        "replies",
+        (
+            OPENED,
+            Kind(plain.PassDone, "done", _write_done, _read_done, _weight_of_reply, _share("rows", "samples")),
+            Kind(plain.RowFetched, "fetched", _write_fetched, _read_fetched, lambda reply: 4 * len(reply.row.ids)),
+            Kind(plain.PromptScored, "scored", _write_prompt, _read_prompt, _weight_of_reply, _share("samples")),
+            ENDED,
+        ),
+        _target_columns,
+    ),
+)
+_DrafterRequest = plain.Draft | plain.Advance | plain.Score
+DRAFTER: RoleCodec[plain.OpenDrafter, _DrafterRequest, plain.Drafted | plain.Scored] = RoleCodec(
+    name="drafter",
+    other="target",
+    service="crossdraft.v1.Drafter",
+    stream="Draft",
+    requests=Direction(
+        drafter_pb.DraftRequests,
+        "requests",
+        (
+            Kind(plain.OpenDrafter, OPEN, _write_open_drafter, _read_open_drafter, _weight_of_open),
+            Kind(plain.Draft, "draft", _write_draft, _read_draft, _weight_of_draft),
+            # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
+            _alike(plain.Advance, "advance", drafter_pb.Advance),
+            Kind(plain.Score, "score", _write_score, _read_score, lambda request: sum(map(len, request.strings))),
+            CLOSE,
+        ),
+    ),
+    replies=Direction(
+        drafter_pb.DraftReplies,
+        "replies",
+        (
+            OPENED,
+            Kind(plain.Drafted, "drafted", _write_drafted, _read_drafted, _weight_of_drafted, _share_of_drafted),
+            Kind(plain.Scored, "scored", _write_scored, _read_scored, lambda reply: 8 * len(reply.probabilities)),
+            ENDED,
+        ),
+        _drafter_columns,
+    ),
+)

@@ -70,11 +70,11 @@ Reply = PromptTokens | Committed | OutputEnded
 
 # Fields of GenerationRequest as the proto has them, but for the prompt, the options and the method of overlap.
 SETTINGS = tuple(
-    one.name
-    for one in fields(GenerationRequest)
-    if one.name not in ("prompt", "options", "overlap", "explain", "record")
+    setting.name
+    for setting in fields(GenerationRequest)
+    if setting.name not in ("prompt", "options", "overlap", "explain", "record")
 )
-DEFAULTS = {one.name: one.default for one in fields(GenerationRequest)}
+DEFAULTS = {setting.name: setting.default for setting in fields(GenerationRequest)}
 
 
 def encode_request(asked: Generate) -> pb.GenerateRequest:
@@ -86,15 +86,9 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) != DEFAULTS[name]}
     if not isinstance(request.max_tokens, LeftOut):
         given["max_tokens"] = request.max_tokens
+    given |= {name: getattr(asked, name) for name in ("id", "model", "drafter", "together")}
     try:
-        message = pb.GenerateRequest(
-            **given,
-            id=asked.id,
-            model=asked.model,
-            drafter=asked.drafter,
-            together=asked.together,
-            overlap=request.overlap.name,
-        )
+        message = pb.GenerateRequest(**given, overlap=request.overlap.name)
         options = codec.encode_options(request.options)
         for name in MODEL_SETTINGS:
             number = getattr(request.options, name)
@@ -115,7 +109,7 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
         case str():
             message.text = prompt
         case Chat():
-            message.chat.messages.extend(pb.ChatMessage(**vars(one)) for one in prompt.messages)
+            message.chat.messages.extend(pb.ChatMessage(**vars(said)) for said in prompt.messages)
             if not prompt.add_generation_prompt:
                 message.chat.add_generation_prompt = False
             message.chat.continue_final_message = prompt.continue_final_message
@@ -126,13 +120,12 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
     """One request; raises BadRequest."""
-    given = {one.name: codec.plain_value(value) for one, value in message.ListFields() if one.name in SETTINGS}
+    given = {field.name: codec.plain_value(value) for field, value in message.ListFields() if field.name in SETTINGS}
     if message.HasField("options"):
         given["options"] = codec.decode_options(message.options, None)
-    overlap = _name(pb.GenerateRequest.Overlap, message.overlap, "overlap")
-    prompt = _decode_prompt(message)
+    overlap = Overlap(_name(pb.GenerateRequest.Overlap, message.overlap, "overlap"))
     try:
-        request = GenerationRequest(prompt, overlap=Overlap(overlap), **given)
+        request = GenerationRequest(_decode_prompt(message), overlap=overlap, **given)
     except RequestError as error:
         raise errors.BadRequest(str(error)) from error
     drafter = message.drafter if message.HasField("drafter") else None
@@ -148,15 +141,14 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
         case "chat" if message.chat.messages:
             chat = message.chat
             return Chat(
-                tuple(Message(one.role, one.content, one.fields) for one in chat.messages),
+                tuple(Message(said.role, said.content, said.fields) for said in chat.messages),
                 chat.add_generation_prompt or not chat.HasField("add_generation_prompt"),
                 chat.continue_final_message,
                 chat.template_kwargs,
             )
         case _:
-            raise errors.BadMessage(
-                "there is no prompt; give text, ids or a chat, with a character, id or message at least"
-            )
+            what = "give text, ids or a chat, with a character, id or message at least"
+            raise errors.BadMessage(f"there is no prompt; {what}")
 
 
 def encode_reply(reply: Reply) -> pb.GenerateReply:
@@ -175,14 +167,14 @@ def decode_reply(message: pb.GenerateReply) -> Reply:
     """One reply; raises BadMessage."""
     match message.WhichOneof("reply"):
         case "token":
-            tokens = tuple(map(_decode_token, (message.token, *message.more)))
-            return Committed(tokens, message.token.milliseconds)
+            return Committed(tuple(map(_decode_token, (message.token, *message.more))), message.token.milliseconds)
         case "prompt":
             return PromptTokens(tuple(PromptToken(rank=one.rank, **_plain_token(one)) for one in message.prompt.tokens))
         case "ended":
-            ended = message.ended
-            reason = _name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True)
-            return OutputEnded(Reason(reason), _decode_statistics(ended.statistics), ended.id)
+            ended, told = message.ended, message.ended.statistics
+            reason = Reason(_name(pb.Ended.Reason, ended.reason, "ended.reason", needed=True))
+            given = {"lanes": tuple(map(_decode_lane, told.lanes)), "settings": dict(told.settings)}
+            return OutputEnded(reason, Statistics(**codec.plain_fields(told) | given), ended.id)
         case _:
             raise errors.BadMessage("a GenerateReply must be one of prompt, token and ended")
 
@@ -208,7 +200,7 @@ def _plain_token(message: pb.Token) -> dict[str, Any]:
         "raw": message.raw,
         "text": message.text,
         "log_probability": message.log_probability if message.HasField("log_probability") else None,
-        "top": tuple((one.id, one.raw, one.log_probability) for one in message.top),
+        "top": tuple((likely.id, likely.raw, likely.log_probability) for likely in message.top),
         "names": tuple(sorted(message.names.items())),
     }
 
@@ -219,10 +211,7 @@ def encode_models(models: Iterable[ServedModel]) -> pb.ModelsReply:
 
 
 def decode_models(message: pb.ModelsReply) -> tuple[ServedModel, ...]:
-    return tuple(
-        ServedModel(model.name, model.created, model.context, tuple(model.drafters), tuple(model.methods), model.chats)
-        for model in message.models
-    )
+    return tuple(ServedModel(**codec.plain_fields(model)) for model in message.models)
 
 
 def _encode_statistics(statistics: Statistics) -> pb.Statistics:
@@ -236,11 +225,6 @@ def _encode_lane(lane: LaneFigures) -> pb.Lane:
     given = {name: value for name, value in vars(lane).items() if name not in ("address", "trips")}
     trips = lane.trips
     return pb.Lane(**given, trip_counts=trips.counts, trip_seconds=trips.seconds, queued_seconds=trips.queued_seconds)
-
-
-def _decode_statistics(message: pb.Statistics) -> Statistics:
-    given = {"lanes": tuple(map(_decode_lane, message.lanes)), "settings": dict(message.settings)}
-    return Statistics(**codec.plain_fields(message) | given)
 
 
 def _decode_lane(message: pb.Lane) -> LaneFigures:
@@ -293,9 +277,7 @@ class GenerationClient:
         """One output: its tokens as they are committed, then its end. Closing it early cancels it, and so does its
         deadline.
 
-        Raises:
-            BadRequest: the request cannot be served; the text says what to change.
-            NameUnknown, KeyRefused, Overloaded, TimedOut, ServiceError: as their names say.
+        Raises ServiceError, of which BadRequest, NameUnknown, KeyRefused, Overloaded and TimedOut as their names say.
         """
         try:
             message = encode_request(request)
@@ -340,9 +322,8 @@ class GenerationClient:
             raise errors.TimedOut(f"{self.server}: no reply within {self.reply_seconds:g} s") from error
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise errors.NotServed(
-                    f"what listens at {self.address} does not serve {SERVICE}; check the address"
-                ) from error
+                what = f"what listens at {self.address} does not serve {SERVICE}"
+                raise errors.NotServed(f"{what}; check the address") from error
             trailer = cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ())  # the stubs differ
             pushback = next((value for key, value in trailer if key == errors.PUSHBACK), "")
             raise errors.from_status(error.code(), error.details(), self.server, pushback) from error
@@ -390,7 +371,7 @@ class GenerationHandlers(ABC):
     async def _answer_models(self, request: bytes, context: Context) -> bytes:
         """What is served; the request has no fields."""
         try:
-            self._admit(context)
+            self.admit(_metadata(context, KEY), context.peer())
             return encode_models(await self.models()).SerializeToString()
         except errors.ServiceError as error:
             await _abort(error, context)
@@ -398,7 +379,7 @@ class GenerationHandlers(ABC):
     async def _answer_generate(self, request: bytes, context: Context) -> None:
         """One output. It ends with its last token, with the client's cancellation or deadline, or with an error."""
         try:
-            self._admit(context)
+            self.admit(_metadata(context, KEY), context.peer())
             message = await self._beside.run(len(request), _parsed, request, _metadata(context, REQUEST_ID))
             with log_context.about(request=message.id, peer=context.peer()):
                 await context.send_initial_metadata(((REQUEST_ID, message.id),))
@@ -411,9 +392,6 @@ class GenerationHandlers(ABC):
             await _abort(error, context)
         except grpc.aio.InternalError as error:  # what a write becomes when the client ends the call meanwhile
             log.debug("the client has gone: %s", error)
-
-    def _admit(self, context: Context) -> None:
-        self.admit(_metadata(context, KEY), context.peer())
 
     async def _write(self, reply: Reply, context: Context) -> None:
         """Waits while the client reads slowly, up to `stalled_seconds`."""

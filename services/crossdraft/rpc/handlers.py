@@ -17,21 +17,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 
 from crossdraft.config.service import SessionOptions
-from crossdraft.rpc import codec, log_context
-from crossdraft.rpc.errors import (
-    BadMessage,
-    Full,
-    NotServed,
-    ProtocolBroken,
-    ServiceError,
-    Unreachable,
-    name_of,
-    to_status,
-)
-from crossdraft.rpc.frames import Answer, Ask, EndSession, Inbox, Join, Opening, Outbox, RoleCodec, SessionEnded
+from crossdraft.rpc import codec, errors, log_context
+from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError
+from crossdraft.rpc.frames import Answer, Ask, EndSession, Opening, RoleCodec, SessionEnded
+from crossdraft.rpc.links import Join, Outbox, read
 from crossdraft.rpc.memory import MemoryContext, codec_of
-from crossdraft.rpc.roles import DRAFTER as DRAFTER
-from crossdraft.rpc.roles import TARGET as TARGET
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types import messages
 
@@ -68,15 +58,12 @@ class Service(Protocol[Opening_contra, Ask_contra, Answer]):
     @property
     def description(self) -> messages.Description:
         """What it says of its model."""
-        ...
 
     async def open(self, request: Opening_contra, replies: "Replies[Answer]", /) -> SessionHandler[Ask_contra, Answer]:
         """A new session; raises ServiceError. Is cancelled if the session ends before; then it must leave nothing."""
-        ...
 
     async def close(self) -> None:
         """Ends what the service runs; called once, when no session is left."""
-        ...
 
 
 def peer_of(context: "Context") -> str:
@@ -87,19 +74,25 @@ def peer_of(context: "Context") -> str:
     return context.peer().rpartition(":")[0]
 
 
+def counted(text: str) -> int:
+    """A count that is a metric, too, with this text."""
+    number: int = field(default=0, metadata={"text": text})
+    return number
+
+
 @dataclass
 class Tally:
     """What was exchanged in a session."""
 
-    requests: int = 0
-    replies: int = 0
+    requests: int = counted("Messages of sessions that came.")
+    replies: int = counted("Messages of sessions that were sent.")
     bytes_received: float = 0.0  # serialized, before HTTP/2 frames: its shares of the link's frames
     bytes_sent: float = 0.0
-    passes: int = 0
-    nodes: int = 0  # of passes: those that were answered, roots among them
-    draft_tokens: int = 0
-    branches: int = 0  # prepared continuations
-    scores: int = 0  # prefixes
+    passes: int = counted("Passes that were answered.")
+    pass_nodes: int = counted("Nodes of passes that were answered, roots among them.")
+    draft_tokens: int = counted("Draft tokens that were sent, without those of branches.")
+    branches: int = counted("Prepared continuations that were sent.")
+    scores: int = counted("Prefixes whose probability was asked for.")
     model_seconds: float = 0.0  # as replies say; each pass of a batch counts the whole batch
 
     def received(self, size: float) -> None:
@@ -112,21 +105,17 @@ class Tally:
         match reply:
             case messages.PassDone():
                 self.passes += reply.forwards
-                self.nodes += len(reply.nodes)
-                self.model_seconds += reply.seconds
+                self.pass_nodes += len(reply.nodes)
             case messages.Drafted():
                 self.draft_tokens += len(reply.draft_tokens)
                 self.branches += len(reply.branches)
-                self.model_seconds += reply.seconds
-            case messages.PromptScored():
-                self.model_seconds += reply.seconds
             case messages.Scored():
                 self.scores += len(reply.probabilities)
-                self.model_seconds += reply.seconds
+        self.model_seconds += getattr(reply, "seconds", 0.0)
 
     def add(self, other: "Tally") -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
     def __str__(self) -> str:
         counted = {name: value for name, value in asdict(self).items() if value}
@@ -163,9 +152,9 @@ class Activity:
         """Counts a session of a peer, until `end`. Raises Full: a limit is reached."""
         limits = self._limits
         if self.open >= limits.max_sessions:
-            raise Full(f"{limits.max_sessions} are open (--max-sessions)")
+            raise errors.Full(f"{limits.max_sessions} are open (--max-sessions)")
         if limits.max_sessions_per_peer is not None and self._peers[peer] >= limits.max_sessions_per_peer:
-            raise Full(f"{limits.max_sessions_per_peer} of {peer} are open (--max-sessions-per-peer)")
+            raise errors.Full(f"{limits.max_sessions_per_peer} of {peer} are open (--max-sessions-per-peer)")
         self.opened += 1
         entry = SessionLog(f"{self._role}-{self.opened}", request, peer, address)
         self._open.append(entry.tally)
@@ -218,7 +207,6 @@ class Handlers(Generic[Opening, Ask, Answer]):
         self.idle_seconds = limits.idle_seconds
         self._most_links = max(MAX_LINKS, limits.max_sessions_per_peer or limits.max_sessions)
         self.codec = role.server(service.description.vocabulary_size)
-        self.inbox = Inbox(self.codec, limit)
         self.draining = False
         self._role = role
         self._links: set[ServerLink] = set()
@@ -243,15 +231,15 @@ class Handlers(Generic[Opening, Ask, Answer]):
         known, described = dict(context.invocation_metadata() or ()), codec.described(self.service.description)[1]
         try:
             if known.get(codec.DESCRIBED, described) != described:  # its ids may mean something else here
-                raise NotServed("it serves another model than it described; describe it again")
+                raise errors.NotServed("it serves another model than it described; describe it again")
             if sum(other.peer == link.peer for other in self._links) >= self._most_links:
                 what = f"{self._most_links} connections of {link.peer} are open"
-                raise Full(f"{what} (--max-sessions, --max-sessions-per-peer)")
+                raise errors.Full(f"{what} (--max-sessions, --max-sessions-per-peer)")
             self._links.add(link)
             await context.send_initial_metadata(())  # else a first write that is cancelled keeps the status back
             await link.run(requests)
         except ServiceError as error:
-            code, text = to_status(error)
+            code, text = errors.to_status(error)
             await context.abort(code, text)
         finally:
             self._links.discard(link)
@@ -267,9 +255,8 @@ class ServerLink:
     """One client's stream and its sessions."""
 
     def __init__(self, handlers: Handlers[Any, Any, Any], context: Context) -> None:
-        codec_here = codec_of(context, handlers.codec)
-        self.outbox: Outbox[Any] = Outbox(codec_here, handlers.limit, self.end)
-        self._inbox = handlers.inbox if codec_here is handlers.codec else Inbox(codec_here, handlers.limit)
+        self._codec = codec_of(context, handlers.codec)
+        self.outbox: Outbox[Any] = Outbox(self._codec, handlers.limit, self.end)
         self._handlers = handlers
         self._context = context
         self.peer = peer_of(context)
@@ -299,7 +286,7 @@ class ServerLink:
         """Ends a session; without an error in order."""
         if number in self._sessions:
             self.outbox.put(number, _ended(error))
-            self._forget(number, CLOSED if error is None else name_of(error))
+            self._forget(number, CLOSED if error is None else errors.name_of(error))
 
     def end_if_idle(self) -> None:
         if self._handlers.draining and not self._sessions:
@@ -307,7 +294,7 @@ class ServerLink:
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         async for raw in requests:
-            messages = await self._inbox.read(raw)
+            messages = await read(raw, self._codec, self._handlers.limit)
             share = len(raw) / max(1, len(messages))
             for number, message in messages:
                 self._received(number, message, share)
@@ -337,7 +324,7 @@ class ServerLink:
             raise ProtocolBroken(f"session {number} is open already; give another session another number")
         try:
             if self._handlers.draining:
-                raise Unreachable("the service is shutting down")
+                raise errors.Unreachable("the service is shutting down")
             request = log_context.request_id(opening.request_id) if opening.request_id else ""
             entry = self._handlers.activity.begin(request, self.peer, self._context.peer())
         except ServiceError as error:
@@ -378,7 +365,7 @@ def _ended(error: BaseException | None) -> SessionEnded:
     if error is None:
         return SessionEnded(OK)
     if isinstance(error, ServiceError):
-        code, text = to_status(error)
+        code, text = errors.to_status(error)
         return SessionEnded(code.value[0], text)
     log.error("a session failed", exc_info=error)
     return SessionEnded(grpc.StatusCode.UNKNOWN.value[0], f"{type(error).__name__}: {error}")

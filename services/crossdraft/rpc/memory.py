@@ -200,6 +200,6 @@ class MemoryEndpoint:
             try:
                 await asyncio.wait(calls, timeout=grace_seconds)
             finally:
-                for one in calls:
-                    one.cancel()
+                for call in calls:
+                    call.cancel()
                 await asyncio.wait(calls)

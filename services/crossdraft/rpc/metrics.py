@@ -6,6 +6,7 @@ They are computed when they are scraped.
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
 
@@ -22,15 +23,7 @@ from crossdraft.types.statistics import ModelStatistics
 PREFIX = "crossdraft_"
 LABELS = ("model_name", "role")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, sessions
-TOTALS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
-    ("passes", "Passes that were answered.", lambda tally: tally.passes),
-    ("pass_nodes", "Nodes of passes that were answered, roots among them.", lambda tally: tally.nodes),
-    ("draft_tokens", "Draft tokens that were sent, without those of branches.", lambda tally: tally.draft_tokens),
-    ("branches", "Prepared continuations that were sent.", lambda tally: tally.branches),
-    ("scores", "Prefixes whose probability was asked for.", lambda tally: tally.scores),
-    ("requests", "Messages of sessions that came.", lambda tally: tally.requests),
-    ("replies", "Messages of sessions that were sent.", lambda tally: tally.replies),
-)
+TOTALS = {count.name: count.metadata["text"] for count in fields(Tally) if count.metadata}
 MODEL_TOTALS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("model_steps", "Batched forwards of the model.", lambda model: model.steps),
     ("model_seconds", "Seconds in the model's forwards, and in sampling.", lambda model: model.seconds),
@@ -92,8 +85,8 @@ class ServiceMetrics:
     def collect(self) -> Iterator[Metric]:
         yield from self._sessions()
         total = self._activity.total()
-        for name, text, value in TOTALS:
-            yield self._counter(name, text, value(total))
+        for name, text in TOTALS.items():
+            yield self._counter(name, text, getattr(total, name))
         wire = {"received": total.bytes_received, "sent": total.bytes_sent}
         yield self._counter("bytes", "Serialized messages of sessions, by direction.", wire, "direction")
         if self._statistics is not None:
@@ -122,8 +115,8 @@ class ServiceMetrics:
     def _counter(self, name: str, text: str, value: float | Mapping[str, float], by: str = "") -> CounterMetricFamily:
         """Of one value, or of several by a further label."""
         family = CounterMetricFamily(f"{PREFIX}service_{name}", text, labels=(*LABELS, by) if by else LABELS)
-        for label, one in value.items() if isinstance(value, Mapping) else [("", value)]:
-            family.add_metric((*self._labels, label) if by else self._labels, one)
+        for label, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+            family.add_metric((*self._labels, label) if by else self._labels, number)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:

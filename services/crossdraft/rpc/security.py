@@ -34,19 +34,14 @@ class TlsFiles:
     key: Path  # of the certificate, not encrypted
 
     def load(self) -> tuple[bytes, bytes, bytes]:
-        """CA, key and certificate as PEM, checked.
-
-        Raises:
-            TlsError: one is missing, cannot be read, is damaged or expired, or the key belongs to another certificate.
-        """
-        ca, certificate, key = _read(self.ca), _read(self.certificate), _read(self.key)
-        now = datetime.now(UTC)
+        """CA, key and certificate as PEM, checked. Raises TlsError: one is missing, cannot be read, is damaged or
+        expired, or the key belongs to another certificate."""
+        ca = _read(self.ca)
         authorities = _certificates(self.ca, ca)
         for authority in authorities:
             _check_authority(self.ca, authority)
-        _check_dates(self.ca, max(authorities, key=lambda one: one.not_valid_after_utc), now)
-        _check_pair(self.certificate, certificate, self.key, key)
-        return ca, key, certificate
+        _check_dates(self.ca, max(authorities, key=lambda authority: authority.not_valid_after_utc))
+        return ca, *_pair(self.certificate, self.key)
 
 
 @dataclass(frozen=True)
@@ -56,11 +51,9 @@ class FrontFiles:
     certificate: Path  # its own first; then those between it and the CA, if there are any
     key: Path  # of the certificate, not encrypted
 
-    def load(self) -> grpc.ServerCertificateConfiguration:
-        """The files, checked as those of TlsFiles are; raises TlsError."""
-        certificate, key = _read(self.certificate), _read(self.key)
-        _check_pair(self.certificate, certificate, self.key, key)
-        return grpc.ssl_server_certificate_configuration([(key, certificate)])
+    def load(self) -> tuple[None, bytes, bytes]:
+        """As that of TlsFiles, without a CA; raises TlsError."""
+        return None, *_pair(self.certificate, self.key)
 
 
 def trusting_credentials(ca: Path) -> ClientCredentials:
@@ -132,8 +125,6 @@ def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
 
 
 def _configuration(files: TlsFiles | FrontFiles) -> grpc.ServerCertificateConfiguration:
-    if isinstance(files, FrontFiles):
-        return files.load()
     ca, key, certificate = files.load()
     return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
 
@@ -166,14 +157,15 @@ def _private_key(path: Path, raw: bytes) -> EllipticCurvePrivateKey | RSAPrivate
     return key
 
 
-def _check_pair(path: Path, certificate: bytes, key_path: Path, key: bytes) -> None:
-    """Raises TlsError unless the certificate is valid now, and the key is its own."""
+def _pair(path: Path, key_path: Path) -> tuple[bytes, bytes]:
+    """A key, and its certificate; raises TlsError unless that is valid now, and the key is its own."""
+    certificate, key = _read(path), _read(key_path)
     own = _certificates(path, certificate)[0]
-    _check_dates(path, own, datetime.now(UTC))
+    _check_dates(path, own)
     if _private_key(key_path, key).public_key() != own.public_key():
-        raise TlsError(
-            f"the key {key_path} does not belong to the certificate {path}; give the two files that were made together"
-        )
+        what = f"the key {key_path} does not belong to the certificate {path}"
+        raise TlsError(f"{what}; give the two files that were made together")
+    return key, certificate
 
 
 def _check_authority(path: Path, certificate: x509.Certificate) -> None:
@@ -186,14 +178,13 @@ def _check_authority(path: Path, certificate: x509.Certificate) -> None:
         raise TlsError(f"{path} is not the certificate of a CA: give the ca.pem that the others have, too")
 
 
-def _check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> None:
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+def _check_dates(path: Path, certificate: x509.Certificate) -> None:
+    now, begin, end = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
         raise TlsError(f"the certificate {path} has expired on {end:%Y-%m-%d %H:%M} UTC: renew it with `{RENEW}`")
     if now < begin:
-        raise TlsError(
-            f"the certificate {path} is not valid before {begin:%Y-%m-%d %H:%M} UTC: check this machine's clock"
-        )
+        what = f"the certificate {path} is not valid before {begin:%Y-%m-%d %H:%M} UTC"
+        raise TlsError(f"{what}: check this machine's clock")
 
 
 def _stamp_of(files: TlsFiles | FrontFiles) -> list[tuple[int, int, int] | None]:

@@ -22,7 +22,7 @@ from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.frames import Answer, Ask, Opening, RoleCodec
-from crossdraft.rpc.handlers import Activity, Handlers, Service
+from crossdraft.rpc.handlers import Handlers, Service
 from crossdraft.rpc.memory import MemoryEndpoint
 from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
@@ -190,10 +190,12 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
         self.service = service
         self._listening = listening
         handlers = self._handlers = Handlers(role, service, listening.sessions, listening.limit)
+        self.activity = handlers.activity
         self._endpoint = None
         if listening.port is not None:
             self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
         self._here = MemoryEndpoint(handlers)
+        self.here = self._here.address  # for clients in its own process
         self.registry = Registry()
         self.own_metrics = ServiceMetrics(role.name, service.description.model, handlers.activity, statistics)
         self.registry.register(self.own_metrics)
@@ -201,10 +203,6 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
         self._exporter = Exporter(self.registry)
         self._statistics = statistics
         self.metrics = ""  # host:port where Prometheus reads, once it listens; empty: nowhere
-
-    @property
-    def activity(self) -> Activity:
-        return self._handlers.activity
 
     @property
     def work(self) -> tuple[int, float]:
@@ -220,11 +218,6 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
     def address(self) -> str:
         """For everybody; where it listens nowhere, that for its own process."""
         return self.here if self._endpoint is None else self._endpoint.address
-
-    @property
-    def here(self) -> str:
-        """For clients in its own process."""
-        return self._here.address
 
     async def start(self) -> str:
         """Begins to listen; returns the address. Raises CannotListen as `Endpoint.start`."""
@@ -252,17 +245,9 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
             self._lag.stop()
 
     def ready_line(self) -> str:
-        description = self.service.description
-        return json.dumps(
-            {
-                "ready": True,
-                "role": self._role.name,
-                "address": self.address,
-                "model": description.model,
-                "fingerprint": description.fingerprint,
-                **self._marks,
-            }
-        )
+        about = self.service.description
+        told = {"address": self.address, "model": about.model, "fingerprint": about.fingerprint}
+        return json.dumps({"ready": True, "role": self._role.name, **told, **self._marks})
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:

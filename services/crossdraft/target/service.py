@@ -29,7 +29,8 @@ from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningMode
 from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, Full, ProtocolBroken
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.handlers import TARGET, Replies
+from crossdraft.rpc.frames import TARGET
+from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
@@ -190,12 +191,8 @@ class TargetSession:
         """Takes a request: one reply for each, in order; several for a run, which ends when another is asked for, and
         for a prompt to be scored.
 
-        A session that was lost elsewhere goes on here: its first pass has all ids that were committed before.
-
-        Raises:
-            ProtocolBroken: the pass is not the next one, or draws without a key; or the latest pass has not answered
-                this node, or has drawn; or the prompt ends before; or too many requests wait.
-            ContextTooLong: committed ids and tree do not fit into the context; commit less, or ask for a smaller tree.
+        A session that was lost elsewhere goes on here: its first pass has all ids that were committed before. Raises
+        ProtocolBroken: it is not due, or too many wait; ContextTooLong: committed ids and tree do not fit.
         """
         if isinstance(request, RunTo) and not self._waiting:  # else it is about what waits
             self._change_run(request)
@@ -266,9 +263,8 @@ class TargetSession:
         if run is None or request.number != self._number:
             return
         if request.tokens > run.tokens + MAX_RUN:
-            raise ProtocolBroken(
-                f"a run of {run.tokens} tokens is to have {request.tokens}; at most {MAX_RUN} more are possible at once"
-            )
+            what = f"a run of {run.tokens} tokens is to have {request.tokens}"
+            raise ProtocolBroken(f"{what}; at most {MAX_RUN} more are possible at once")
         self._check_room(len(self._context) + request.tokens - 1, f"the text with a run of {request.tokens}")
         run.tokens = request.tokens
 
@@ -383,8 +379,7 @@ class TargetSession:
             # The loop makes the reply: the model thread has other things to do.
             hidden = None if more or hidden is None else hidden[len(tokens) - 1 : len(tokens)]
             found = Found(partial(tuple, samples), answer, ended - began, queued, state_bytes(hidden))
-            drew = partial(self._drew, request, found, more, first)
-            self._running.thread.call_soon(self._loop, drew)
+            self._running.thread.call_soon(self._loop, self._drew, request, found, more, first)
             first += len(tokens)
 
     def _forced(self, text: Letters, most: int) -> tuple[int, ...]:
@@ -401,16 +396,14 @@ class TargetSession:
         """Scores the prompt piece by piece: no more rows of logits are held than a piece has tokens."""
         prompt, first = self._opening.prompt, request.first
         if not 0 < first < len(prompt):
-            raise ProtocolBroken(
-                f"the prompt has {len(prompt)} tokens; those from 1 on can be scored, not from {first}"
-            )
+            what = f"the prompt has {len(prompt)} tokens"
+            raise ProtocolBroken(f"{what}; those from 1 on can be scored, not from {first}")
         while first < len(prompt):
             tokens = prompt[first : first + MAX_SCORED]
             answer: ForwardResult = yield ForwardRequest(self, prompt[:first], TokenTree.chain(tokens[:-1]))
             found = yield ScoreRequest(answer.logits, tokens, request.likely)
             more = first + len(tokens) < len(prompt)
-            scored = partial(self._scored, first, found, answer.seconds, more)
-            self._running.thread.call_soon(self._loop, scored)
+            self._running.thread.call_soon(self._loop, self._scored, first, found, answer.seconds, more)
             first += len(tokens)
 
     def _scored(self, first: int, found: Callable[[], tuple[Sample, ...]], seconds: float, more: bool) -> None:
@@ -424,9 +417,8 @@ class TargetSession:
         if request.node not in self._answered:
             raise ProtocolBroken(f"pass {request.number} has answered {list(self._answered)}, not node {request.node}")
         if self._latest is None:
-            raise ProtocolBroken(
-                f"pass {request.number} has drawn and keeps no rows; send a pass without draws for them"
-            )
+            what = f"pass {request.number} has drawn and keeps no rows"
+            raise ProtocolBroken(f"{what}; send a pass without draws for them")
         place = self._answered.index(request.node)
         whole, opening = self._running.description.vocabulary_size, self._opening
         head, listed = (whole, []) if request.listed is None else (opening.head, [request.listed])
@@ -441,10 +433,10 @@ def _fetched(
     if history is not None:
         history = replace(history, paths=history.paths[place : place + 1])
     mask = None if nodes.mask is None else nodes.mask[place : place + 1]
-    one = replace(nodes, logits=logits, history=history, mask=mask)
-    logits = logits_of([one])
+    node = replace(nodes, logits=logits, history=history, mask=mask)
+    logits = logits_of([node])
     logged = None if likely is None else logits
-    table = fetched(row_table(distributions([one], logits), head, listed, logged, likely or 0))
+    table = fetched(row_table(distributions([node], logits), head, listed, logged, likely or 0))
     return RowFetched(request.number, request.node, table.nodes()[0])
 
 

@@ -29,7 +29,7 @@ def test_what_is_asked_for() -> None:
 def test_drafting_can_be_forced() -> None:
     (forced,) = asked(1, num_speculative_tokens=4)
     assert forced["speculative"] == {"trace": True, "overlap": "off", "num_speculative_tokens": 4}
-    with pytest.raises(UsageError, match="num_speculative_tokens"):
+    with pytest.raises(UsageError, match="num-speculative-tokens"):
         asked(1, num_speculative_tokens=0)
     assert asked(1, use_drafter="none")[0]["speculative"] == {"trace": True, "drafter": "none"}
 

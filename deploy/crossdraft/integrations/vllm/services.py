@@ -20,8 +20,8 @@ from crossdraft.client.roster import Roster
 from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing, Seldom
 from crossdraft.integrations.vllm.prefixes import TokenIds
 from crossdraft.integrations.vllm.streams import DrafterFaultError, DraftStream
-from crossdraft.rpc.clients import DrafterClient, LinkSession, Patience
 from crossdraft.rpc.errors import Cancelled, Closed, NotServed, ServiceError, Unreachable
+from crossdraft.rpc.links import DrafterClient, LinkSession, Patience
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair

@@ -1,13 +1,13 @@
-"""Clients of the two services: each has a channel to one, gets its model's description, and begins sessions on a link.
+"""Links: what waits for one's stream on either side, and the clients of the two services, which begin sessions on them.
 
-A session's listener is called in the event loop, in the order in which its messages came. What sessions send while the
-loop is busy leaves as one frame.
+A client has a channel to one service, and gets its model's description. A session's listener is called in the event
+loop, in the order in which its messages came. What sessions send while the loop is busy leaves as one frame.
 """
 
 import asyncio
 import contextvars
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
@@ -17,16 +17,35 @@ from google.protobuf.message import DecodeError
 
 from crossdraft.rpc import codec
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
-from crossdraft.rpc.frames import EndSession, Inbox, Outbox, RoleCodec, SessionEnded
+from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.frames import (
+    DRAFTER,
+    MAX_MESSAGES,
+    MAX_SHARED,
+    TARGET,
+    EndSession,
+    FrameCodec,
+    Received,
+    RoleCodec,
+    SessionEnded,
+)
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.memory import HOST, MemoryChannel, codec_of
-from crossdraft.rpc.roles import DRAFTER, TARGET
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 from crossdraft.rpc.transport import MessageLimit, client_options
 from crossdraft.session.ledger import Ledger
 from crossdraft.types.messages import Description, OpenDrafter, Opened, OpenTarget
 from crossdraft.v1 import common_pb2
 
+Waiting = TypeVar("Waiting")
+Join = Callable[[Waiting, Waiting], Waiting | None]
+# Messages that wait for a stream before its other direction is read no more: 64 sessions have some hundred, and whoever
+# reads nothing must not fill the memory.
+MAX_WAITING_MESSAGES = 4096
+# Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
+# thread would have to wait for the loop's turn.
+MAX_IN_LOOP = 1 << 18
+BESIDE = Beside("frames", small=MAX_IN_LOOP)
 now = time.monotonic
 TURN_SECONDS = 0.005  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 Channel = grpc.aio.Channel | MemoryChannel
@@ -36,6 +55,179 @@ REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
     grpc.ChannelConnectivity.SHUTDOWN: False,
 }
 OpenRequest = TypeVar("OpenRequest", OpenTarget, OpenDrafter)
+
+
+def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
+    return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
+
+
+async def read(raw: bytes, codec: FrameCodec[Any, Received], limit: MessageLimit) -> list[tuple[int, Any]]:
+    """The messages of a frame; a large one is read in a thread, as one peer's must not hold up those of others. Raises
+    TooLarge or BadMessage."""
+    if len(raw) > limit.frame_bytes:
+        raise too_large("frame", raw, limit)
+    try:
+        return await BESIDE.run(len(raw), lambda: list(codec.decode(raw)))
+    except DecodeError as error:
+        raise BadMessage(f"not a frame of this link: {error}") from error
+
+
+class Outbox(Generic[Waiting]):
+    """Messages of many sessions that wait for the stream.
+
+    A frame takes all that wait, up to MAX_MESSAGES and MAX_SHARED. `refused` is told of a message that is over the
+    limit alone, or cannot be encoded; it is dropped, and with it what waits of its session: later messages mean nothing
+    without it.
+    """
+
+    def __init__(
+        self,
+        codec: FrameCodec[Waiting, Any],
+        limit: MessageLimit,
+        refused: Callable[[int, TooLarge | ValueError], None],
+    ) -> None:
+        self._codec = codec
+        self._limit = limit
+        self._shared = min(limit.frame_bytes, MAX_SHARED)
+        self._refused = refused
+        self._waiting: dict[int, list[tuple[Waiting, int]]] = {}  # by session, with their weights
+        self._count = 0  # messages that wait
+        self._weight = 0  # of all of them, as the codec says
+        self._room = asyncio.Event()  # set when fewer wait than before
+        self._news = asyncio.Event()
+        self._finished = False
+        self._later: tuple[float, asyncio.Handle] | None = None  # when it sets `_news`, in seconds of the loop's clock
+
+    def put(self, session: int, message: Waiting, within: float = 0.0, join: Join[Waiting] | None = None) -> int:
+        """Adds a message, which leaves within so many seconds (0: at once); returns how many of its session wait.
+
+        `join` makes one message of the session's latest that waits and this one, or returns None.
+        """
+        waiting = self._waiting.setdefault(session, [])
+        joined = None if join is None or not waiting else join(waiting[-1][0], message)
+        if joined is not None:
+            message = joined
+            self._count_out([waiting.pop()])
+        weight = self._codec.weight(message)
+        waiting.append((message, weight))
+        self._count += 1
+        self._weight += weight
+        if within <= 0:
+            self._news.set()
+        elif not self._news.is_set():
+            self._leave_within(within)
+        return len(waiting)
+
+    def _leave_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
+        if self._later is not None:
+            if self._later[0] <= due:
+                return
+            self._later[1].cancel()
+        self._later = due, loop.call_at(due, self._news.set)
+
+    def finish(self) -> None:
+        self._finished = True
+        self._news.set()
+
+    def drop(self, session: int) -> list[Waiting]:
+        if dropped := self._waiting.pop(session, []):
+            self._count_out(dropped)
+        return [message for message, _ in dropped]
+
+    def over(self, limits: int) -> bool:
+        """Whether more waits than this many message limits, each of its bytes or of MAX_WAITING_MESSAGES messages."""
+        return self._count > limits * MAX_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
+
+    async def room(self) -> None:
+        """Returns when no more than a message limit waits, and no more than MAX_WAITING_MESSAGES messages."""
+        while self.over(1):
+            self._room.clear()
+            await self._room.wait()
+
+    async def write(
+        self, send: Callable[[bytes], Awaitable[None]], left: Callable[[int, Waiting, float, float], None]
+    ) -> None:
+        """Sends frames as there are messages, up to `finish`. Raises what `send` raises.
+
+        Before a frame is sent, `left` is told of each of its messages, with its share of the frame's bytes and of the
+        seconds that making it took.
+        """
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._later is not None:
+                self._later[1].cancel()
+                self._later = None
+            while self._waiting:
+                began = time.perf_counter()
+                messages, raw = self._frame(self._taken())
+                parts = max(1, len(messages))
+                shares = len(raw) / parts, (time.perf_counter() - began) / parts
+                for session, message in messages:
+                    left(session, message, *shares)
+                if messages:
+                    await send(raw)
+            if self._finished:
+                return
+
+    def _taken(self) -> list[tuple[int, Waiting]]:
+        taken: list[tuple[int, Waiting]] = []
+        room = self._shared // 4  # weights are lower bounds: rows have up to three times theirs
+        if self._count <= MAX_MESSAGES and self._weight < room:  # nearly always
+            taken = [(session, message) for session, waiting in self._waiting.items() for message, _ in waiting]
+            self._waiting, self._count, self._weight = {}, 0, 0
+            self._room.set()
+        while self._waiting and len(taken) < MAX_MESSAGES and room > 0:
+            session = next(iter(self._waiting))
+            messages = self._waiting.pop(session)
+            before = len(taken)
+            for message, weight in messages[: MAX_MESSAGES - before]:
+                if room > 0:
+                    room -= weight
+                    taken.append((session, message))
+            count = len(taken) - before
+            self._count_out(messages[:count])
+            if count < len(messages):
+                self._waiting[session] = messages[count:]  # behind the others
+        return taken
+
+    def _frame(self, messages: list[tuple[int, Waiting]]) -> tuple[list[tuple[int, Waiting]], bytes]:
+        """A frame of the messages, or of the first of them if all cannot be one; the others wait again."""
+        while True:
+            try:
+                return messages, self._encoded(messages)
+            except (ValueError, TooLarge) as fault:
+                if len(messages) == 1:
+                    self.drop(messages[0][0])
+                    self._refused(messages[0][0], fault)
+                    return [], b""
+            messages, back = messages[: len(messages) // 2], messages[len(messages) // 2 :]
+            self._put_back(back)
+
+    def _encoded(self, messages: list[tuple[int, Waiting]]) -> bytes:
+        """A frame; raises TooLarge or ValueError."""
+        raw = self._codec.encode(messages)
+        if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
+            raise too_large(type(messages[0][1]).__name__, raw, self._limit)
+        return raw
+
+    def _put_back(self, messages: list[tuple[int, Waiting]]) -> None:
+        first: dict[int, list[tuple[Waiting, int]]] = {}
+        for session, message in messages:
+            weight = self._codec.weight(message)
+            first.setdefault(session, []).append((message, weight))
+            self._count += 1
+            self._weight += weight
+        later, self._waiting = self._waiting, first
+        for session, waiting in later.items():
+            self._waiting.setdefault(session, []).extend(waiting)
+
+    def _count_out(self, messages: list[tuple[Waiting, int]]) -> None:
+        self._count -= len(messages)
+        self._weight -= sum([weight for _, weight in messages])
+        self._room.set()
 
 
 @dataclass(frozen=True)
@@ -117,9 +309,8 @@ class Link:
         self._sessions: dict[int, LinkSession] = {}
         self._latest = 0  # number of a session
         self._retired = False
-        codec_here = codec_of(channel, role.client(about.vocabulary_size))
-        self._inbox = Inbox(codec_here, limit)
-        self._outbox: Outbox[Any] = Outbox(codec_here, limit, self._refuse)
+        self._codec, self._limit = codec_of(channel, role.client(about.vocabulary_size)), limit
+        self._outbox: Outbox[Any] = Outbox(self._codec, limit, self._refuse)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # of the reply that is due the longest
         # No iterator: frames are written one by one.
@@ -168,7 +359,7 @@ class Link:
         late = [n for n, one in self._sessions.items() if one.ledger.since is not None and one.ledger.since <= before]
         for number in late:
             self._fail(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
-        left = [one.ledger.since for one in self._sessions.values() if one.ledger.since is not None]
+        left = [session.ledger.since for session in self._sessions.values() if session.ledger.since is not None]
         self._timer = self._loop.call_later(min(left) - before, self._check) if left else None
 
     async def _run(self) -> None:
@@ -204,7 +395,7 @@ class Link:
                 break
             began = time.perf_counter()
             try:
-                messages = await self._inbox.read(raw)
+                messages = await read(raw, self._codec, self._limit)
             except TooLarge as error:
                 return error
             except BadMessage as error:
