@@ -14,7 +14,7 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
 from crossdraft.types.rows import DraftToken
-from crossdraft.verification.walk import Answer, NeedRow, NeedSample, Refused, Walk, WalkStep, draft_token_letters
+from crossdraft.verification.walk import Answer, NeedRow, NeedSample, Refused, Walk, WalkStep, letters_of
 
 
 class Verdict(NamedTuple):
@@ -22,6 +22,9 @@ class Verdict(NamedTuple):
 
     accepted: int = 0  # wholly in the output
     refused: bool = False  # the next one is not in the output, and never will be
+
+
+UNJUDGED = Verdict()
 
 
 class Epoch:
@@ -89,7 +92,7 @@ class Epoch:
 
     def extend(self, draft_tokens: Sequence[DraftToken]) -> None:
         """More of the draft has arrived."""
-        letters = [draft_token_letters(self._pair, draft_token) for draft_token in draft_tokens]
+        letters = letters_of(self._pair, draft_tokens)
         self._ends += [*accumulate(map(len, letters), initial=len(self.drafted))][1:]
         self.draft_tokens += draft_tokens
         self.drafted = Letters(self.drafted + "".join(letters))
@@ -139,8 +142,9 @@ class Epoch:
     def contradicts(self, text: Letters) -> bool:
         """Whether draft and output differ. Only where the target draws by itself may that end an epoch."""
         place, drafted, written = self._agreed, len(self.drafted), len(text) - self.start
-        if place < drafted and place < written:
-            self._agreed = place = place + common_length(self.drafted[place:], text[self.start + place :])
+        if place == drafted or place >= written:
+            return False
+        self._agreed = place = place + common_length(self.drafted[place:], text[self.start + place :])
         return place < drafted and place < written
 
     def verdict(self, text: Letters) -> Verdict:
@@ -149,6 +153,8 @@ class Epoch:
         Counted in letters, so that it means the same for every method. A token that replaces a refused draft token may
         begin with that draft token's letters; what the walk said about where the draft is wrong takes precedence.
         """
+        if len(text) <= self.start and not isinstance(self.waits_for, Refused):
+            return UNJUDGED
         refused = self.contradicts(text)
         agreed = self._agreed
         if isinstance(self.waits_for, Refused):

@@ -163,13 +163,15 @@ def admits(event: Event, state: State, lane: Conversation | None) -> bool:
     if lane is None or (isinstance(event, Replied) and lane.outdated(event.reply)):
         return False
     legal = TRANSITIONS[lane.state]
-    match event:
-        case Ready() if Ready not in legal:
-            raise IllegalEventError("the lane is open already")
-        case Replied(_, reply) if Ready in legal:
-            raise IllegalEventError(f"{type(reply).__name__} from a lane that is not open")
-        case Replied(_, reply) if type(reply) not in legal or not lane.expects(reply):
-            raise IllegalEventError(_unexpected(reply))
+    if isinstance(event, Replied):
+        reply = event.reply
+        if type(reply) not in legal or not lane.expects(reply):
+            opening = Ready in legal
+            raise IllegalEventError(
+                f"{type(reply).__name__} from a lane that is not open" if opening else _unexpected(reply)
+            )
+    elif isinstance(event, Ready) and Ready not in legal:
+        raise IllegalEventError("the lane is open already")
     return True
 
 

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +67,7 @@ class Flight:
             whole = 1 <= count <= max(1, self.left - done.more)
         else:
             whole = count == len(self.paths) and not done.more
-        return whole and all(isinstance(node, kind) for node in done.nodes)
+        return whole and all(map(isinstance, done.nodes, repeat(kind)))
 
     def seen(self, done: PassDone) -> PassSeen:
         """What the controller is told of an answer."""
@@ -74,7 +76,8 @@ class Flight:
 
     def after(self, done: PassDone) -> "Flight":
         """The same run after an answer that does not end it."""
-        return replace(self, paths=self.drawn_paths(done)[-1:], drawn=self.drawn + len(done.nodes))
+        paths, drawn = self.drawn_paths(done)[-1:], self.drawn + len(done.nodes)
+        return Flight(self.lane, self.sent, self.root, paths, self.own, drawn, self.ending, self.half)
 
     def drawn_paths(self, done: PassDone) -> tuple[Path, ...]:
         """The path that a run was at, and that path extended by each of its new tokens."""
@@ -178,13 +181,13 @@ class Answers:
         root, own = self._own
         if not self.covers(()) or flight.root + len(flight.own) > root + len(own):
             self._own = flight.root, flight.own
-        listed = flight.sent.listed or (None,) * len(nodes)
-        answered = flight.sent.answered if flight.sent.run == 1 else (0,) * len(nodes)
-        passed, lane, number = tuple(self._ids[flight.root : self._base]), flight.lane, flight.sent.number
-        size = len(passed)
-        for path, node, answer, extra in zip(flight.paths, answered, nodes, listed, strict=True):
-            if path[:size] == passed:  # else the output went another way
-                self._held[path[size:]] = Held(answer, lane, number, node, extra)
+        sent, passed = flight.sent, tuple(self._ids[flight.root : self._base])
+        answered = sent.answered if sent.run == 1 else (0,) * len(nodes)
+        known = zip(nodes, repeat(flight.lane), repeat(sent.number), answered, sent.listed or repeat(None), strict=False)
+        found: Iterator[tuple[Path, Held]] = zip(flight.paths, map(partial(tuple.__new__, Held), known), strict=True)
+        if size := len(passed):  # else the output may have gone another way
+            found = ((path[size:], held) for path, held in found if path[:size] == passed)
+        self._held.update(found)
         self._frontier = -1, None
 
     def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | Sample] | None:
@@ -431,8 +434,11 @@ class TargetSide:
     @property
     def free(self) -> TargetLane | None:
         """A lane without a pass under way, preferably one that owes no row either."""
-        free = [lane for lane in self.lanes.values() if lane.ready and lane.flight is None]
-        return min(free, key=lambda lane: bool(lane.owed)) if len(free) > 1 else free[0] if free else None
+        found: TargetLane | None = None
+        for lane in self.lanes.values():
+            if lane.flight is None and lane.ready and (found is None or (found.owed and not lane.owed)):
+                found = lane
+        return found
 
     @property
     def flights(self) -> list[Flight]:
@@ -447,8 +453,8 @@ class TargetSide:
 
     def due(self, path: Path) -> bool:
         """Whether a pass under way brings what follows this path from the frontier on."""
-        ids = self._output.ids
-        return any((*ids[one.root :], *path) in one.paths for one in self.flights)
+        ids, flights = self._output.ids, self.flights
+        return bool(flights) and any((*ids[one.root :], *path) in one.paths for one in flights)
 
     def returned(self, lane: Lane, done: PassDone) -> Flight:
         """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""

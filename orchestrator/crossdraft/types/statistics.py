@@ -195,11 +195,14 @@ class Counts(Counted):
         `proposed`: draft tokens of the round. `accepted`: leading ones whose letters are all in the output. `refused`:
         whether the next one was refused; if not, it was not judged.
         """
-        judged = min(proposed, accepted + refused)
+        if not proposed:
+            return
+        judged, own = min(proposed, accepted + refused), self.__dict__
         for name, reached in (("drafted_at", proposed), ("judged_at", judged), ("accepted_at", accepted)):
-            counted = self.__dict__[name]
-            counted += (0,) * (proposed - len(counted))
-            self.__dict__[name] = (*map((1).__add__, counted[:reached]), *counted[reached:])
+            counted = own[name]
+            if reached or len(counted) < proposed:
+                counted += (0,) * (proposed - len(counted))
+                own[name] = (*map((1).__add__, counted[:reached]), *counted[reached:])
 
 
 def statistics_of(

@@ -1,7 +1,7 @@
 """Token trees: the tokens that one forward of the target evaluates after the committed ones."""
 
 from collections.abc import Iterable
-from functools import cached_property
+from dataclasses import field
 from itertools import count
 from operator import lt
 
@@ -28,11 +28,14 @@ class TokenTree:
 
     tokens: tuple[int, ...] = ()  # token id of each node, in the vocabulary of the model that evaluates it
     parents: tuple[int, ...] = ()  # index of each node's parent, or ROOT
+    is_chain: bool = field(init=False, compare=False)  # each node follows the one before
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
-        if self.parents and (min(self.parents) < ROOT or not all(map(lt, self.parents, count()))):
+        chain = self.parents == tuple(range(ROOT, len(self.parents) - 1))
+        object.__setattr__(self, "is_chain", chain)
+        if not chain and (min(self.parents) < ROOT or not all(map(lt, self.parents, count()))):
             wrong = next(node for node, parent in enumerate(self.parents) if not ROOT <= parent < node)
             raise ValueError(f"node {wrong} has parent {self.parents[wrong]}; parents must come first")
 
@@ -43,11 +46,6 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @cached_property
-    def is_chain(self) -> bool:
-        """Whether each node follows the one before."""
-        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
     def paths(self) -> list[Path]:
         """The path to the root (empty), then to each node: the order of the rows of a pass."""
@@ -70,11 +68,11 @@ def tree_of(paths: Iterable[Path], budget: int) -> TokenTree:
     for path in paths:
         parent = ROOT
         for token in path:
-            if (parent, token) not in nodes:
-                if len(tokens) >= budget:
+            node = nodes.setdefault((parent, token), len(tokens))
+            if node == len(tokens):
+                if node >= budget:
                     break
-                nodes[parent, token] = len(tokens)
                 tokens.append(token)
                 parents.append(parent)
-            parent = nodes[parent, token]
+            parent = node
     return TokenTree(tuple(tokens), tuple(parents))

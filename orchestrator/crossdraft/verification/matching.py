@@ -7,14 +7,16 @@ the target's draws alone: exact for any drafter, and the draft decides only how 
 
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.walk import (
+    NEXT,
+    SAMPLE,
     Emit,
     Ground,
     Refused,
     Unreached,
     Walk,
     draft_token_letters,
-    next_draft_token,
-    target_sample,
+    drafted_of,
+    sample_of,
 )
 
 
@@ -22,11 +24,11 @@ def walk(ground: Ground) -> Walk:
     """Draw, compare with the draft's letters, emit; until they differ."""
     text = Unreached(ground.offset, ground.ahead)
     while True:
-        token = yield from target_sample()
+        token = sample_of((yield SAMPLE))
         wrong = text.commit(ground.pair.target.letters[token])
         kind = Kind.ACCEPTED
         while wrong is None and text.ahead:
-            draft_token = yield from next_draft_token()
+            draft_token = drafted_of((yield NEXT))
             if draft_token is None:
                 kind = Kind.BONUS
                 break
@@ -35,3 +37,9 @@ def walk(ground: Ground) -> Walk:
         if wrong is not None:
             yield Refused(wrong)
             return
+
+
+def drawn() -> Walk:
+    """Emit what the target draws; nothing is drafted."""
+    while True:
+        yield Emit(sample_of((yield SAMPLE)), Kind.BONUS)
