@@ -17,11 +17,11 @@ PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
 
 def test_each_place_has_its_own_share() -> None:
     counts = Counts()
-    counts.round(3, 3, False)
-    counts.round(3, 1, True)
-    counts.round(2, 0, True)
-    counts.round(3, 1, False)  # the end came before the second was judged
-    counts.round(0, 0, False)  # nothing was proposed
+    counts.rounds(3, 3, False, 1)
+    counts.rounds(3, 1, True, 1)
+    counts.rounds(2, 0, True, 1)
+    counts.rounds(3, 1, False, 1)  # the end came before the second was judged
+    counts.rounds(0, 0, False, 2)  # nothing was proposed
     found, none = (statistics_of("slem", 3, 1, one, Times(0.0, 0.0, 0.0, 0.0, 0, 0)) for one in (counts, Counts()))
     assert (none.acceptance_at, none.accepted_length) == ((), 0.0)
     assert (found.drafted_at, found.judged_at, found.accepted_at) == ((4, 4, 3), (4, 2, 1), (3, 1, 1))

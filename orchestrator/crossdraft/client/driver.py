@@ -19,7 +19,7 @@ from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
 from crossdraft.session import events
 from crossdraft.session.session import Session
 from crossdraft.trace.timeline import Recorder, Step
-from crossdraft.types.messages import Drafted, OpenTarget, PassDone, PromptScored, RowFetched
+from crossdraft.types.messages import OpenTarget, PromptScored
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 
 ROLES = ("target", "drafter")
@@ -55,14 +55,14 @@ class LaneWatch:
     def answered(self, reply: events.Reply, now: float) -> None:
         """A reply came. Of a request's first one, time outside the model is wire, codecs and queues: a round trip."""
         assert self.session is not None
-        seconds = 0.0 if isinstance(reply, RowFetched) else reply.seconds
+        seconds = getattr(reply, "seconds", 0.0)
         self._model_seconds += seconds
         asked = self.session.ledger.answered
         if asked is not None and asked.replies == 1:
             took = max(0.0, now - asked.at - seconds)
             self._counts[bisect_left(BOUNDS, took)] += 1
             self._trip_seconds += took
-            self._queued += reply.queued if isinstance(reply, PassDone | Drafted) else 0.0
+            self._queued += getattr(reply, "queued", 0.0)
 
     def figures(self, now: float) -> LaneFigures:
         trips = Trips(tuple(self._counts), self._trip_seconds, self._queued)
@@ -333,22 +333,19 @@ class Driver:
             self._clock.token()
             self._emit(emitted)
         for command in commands:
-            match command:
-                case events.Emitted():
-                    pass
-                case events.Send():
-                    self._lanes[command.lane].send(command.request)
-                case events.Open():
-                    self._open(command)
-                case events.Close(lane, blame):
-                    self._lanes[lane].close(blame)
-                case events.SetTimer():
-                    self._set_timer(command)
-                case PromptScored():
-                    self._emit(command)
-                case events.Finished() if self._finished is not None:
-                    self._finished.set_result(command)
-                    return
+            if isinstance(command, events.Send):
+                self._lanes[command.lane].send(command.request)
+            elif isinstance(command, events.SetTimer):
+                self._set_timer(command)
+            elif isinstance(command, events.Open):
+                self._open(command)
+            elif isinstance(command, events.Close):
+                self._lanes[command.lane].close(command.blame)
+            elif isinstance(command, PromptScored):
+                self._emit(command)
+            elif isinstance(command, events.Finished) and self._finished is not None:
+                self._finished.set_result(command)
+                return
 
     def _open(self, command: events.Open) -> None:
         target = isinstance(command.request, OpenTarget)

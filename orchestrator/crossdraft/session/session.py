@@ -4,6 +4,7 @@ A lock-step round is the choice that drafts K tokens, waits for all of them and 
 up.
 """
 
+from collections import Counter
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
@@ -45,7 +46,7 @@ from crossdraft.speculation.choice import (
 )
 from crossdraft.text.letters import Letters
 from crossdraft.types import quick_dataclass
-from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
+from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
@@ -94,6 +95,7 @@ class Session:
         self._next: Choice | None = None  # how the next epoch is run, if that is decided before the running one ends
         self._stall = Stall()
         self._told = Told()
+        self._rounds: Counter[tuple[int, int, bool]] = Counter()  # how many had so many draft tokens, and this verdict
         self._undrafted = 0  # tokens that no draft brought: the target's own, and those of other branches of a tree
         self._no_draft = ""  # why there is no draft token yet
 
@@ -384,6 +386,8 @@ class Session:
     def _end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""
         self._report_end()
+        for (proposed, accepted, refused), number in self._rounds.items():
+            self.counts.rounds(proposed, accepted, refused, number)
         self._observe(Ended())
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
             self.counts.note(undrafted=self._no_draft)
@@ -603,5 +607,5 @@ class Session:
     def _report_end(self) -> None:
         """Likewise; and count the epoch, which is over: the next one begins without a verdict."""
         verdict = self._report()
-        self.counts.round(len(self.epoch.draft_tokens), verdict.accepted, verdict.refused)
+        self._rounds[len(self.epoch.draft_tokens), *verdict] += 1
         self._told = Told(UNJUDGED, self.counts.tokens, self._undrafted)

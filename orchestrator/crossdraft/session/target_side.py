@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -42,11 +42,11 @@ SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whol
 
 @quick_dataclass(frozen=True, eq=False)
 class Flight:
-    """A pass that was sent. Of a run, `paths` is the one that it is at."""
+    """A pass that was sent. Of a run, `root` and `paths` are where it is now."""
 
     lane: Lane
     sent: Pass
-    root: int  # tokens of output that were committed when it left
+    root: int  # tokens of output that were committed when it left, and those that its run has brought
     paths: tuple[Path, ...]  # of what it answers, or answers next, from the root on
     own: Path = ()  # of `paths`, that of the draft's own tokens
     drawn: int = 0  # tokens that its run has brought before
@@ -76,16 +76,15 @@ class Flight:
 
     def after(self, done: PassDone) -> "Flight":
         """The same run after an answer that does not end it."""
-        paths, drawn = self.drawn_paths(done)[-1:], self.drawn + len(done.nodes)
-        return Flight(self.lane, self.sent, self.root, paths, self.own, drawn, self.ending, self.half)
+        count = len(done.nodes)
+        root, drawn = self.root + count, self.drawn + count
+        return Flight(self.lane, self.sent, root, self.paths, self.own, drawn, self.ending, self.half)
 
-    def drawn_paths(self, done: PassDone) -> tuple[Path, ...]:
-        """The path that a run was at, and that path extended by each of its new tokens."""
-        paths = [self.paths[0]]
-        for node in done.nodes:
-            assert isinstance(node, Sample)
-            paths.append((*paths[-1], node.token))
-        return tuple(paths)
+    def answered(self, nodes: Sequence[Row | Sample]) -> Sequence[Path]:
+        """The paths from the root on that an answer is about; of a run, all but its last token lead to the others."""
+        if self.sent.run == 1:
+            return self.paths
+        return list(accumulate([(node.token,) for node in nodes[:-1] if isinstance(node, Sample)], initial=()))
 
 
 class Held(NamedTuple):
@@ -183,8 +182,12 @@ class Answers:
             self._own = flight.root, flight.own
         sent, passed = flight.sent, tuple(self._ids[flight.root : self._base])
         answered = sent.answered if sent.run == 1 else (0,) * len(nodes)
-        known = zip(nodes, repeat(flight.lane), repeat(sent.number), answered, sent.listed or repeat(None), strict=False)
-        found: Iterator[tuple[Path, Held]] = zip(flight.paths, map(partial(tuple.__new__, Held), known), strict=True)
+        known = zip(
+            nodes, repeat(flight.lane), repeat(sent.number), answered, sent.listed or repeat(None), strict=False
+        )
+        found: Iterator[tuple[Path, Held]] = zip(
+            flight.answered(nodes), map(partial(tuple.__new__, Held), known), strict=True
+        )
         if size := len(passed):  # else the output may have gone another way
             found = ((path[size:], held) for path, held in found if path[:size] == passed)
         self._held.update(found)
@@ -303,8 +306,7 @@ class TargetLane:
         flight = self.flight
         assert flight is not None
         self.answered, self.flight = True, flight.after(done) if done.more else None
-        drawn = flight if flight.sent.run == 1 else replace(flight, paths=flight.drawn_paths(done)[:-1])
-        self._answers.add(drawn, done.nodes)
+        self._answers.add(flight, done.nodes)
         return flight
 
     def fetch(self, number: int, node: int, listed: Ids | None) -> list[Command] | None:
@@ -463,8 +465,7 @@ class TargetSide:
             self._failing = 0, 0.0
         flight = known.returned(done)
         if done.hidden.places:
-            run, by_place = flight.sent.run > 1, done.hidden.by_place()
-            paths = flight.drawn_paths(done) if run else flight.paths
+            run, by_place, paths = flight.sent.run > 1, done.hidden.by_place(), flight.answered(done.nodes)
             nodes = range(done.first, done.first + len(paths)) if run else flight.sent.answered
             self._hidden += [
                 (flight.root, path, by_place[node]) for node, path in zip(nodes, paths, strict=True) if node in by_place

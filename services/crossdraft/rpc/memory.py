@@ -38,11 +38,20 @@ class MemoryFrame(bytes):
     @staticmethod
     def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
         """Raises ValueError where the codec of a wire would because of rows."""
-        frame = MemoryFrame()
-        sent = [node for _, one in messages if isinstance(one, PassDone) for node in one.nodes if isinstance(node, Row)]
-        rows = iter(codec.rounded(sent) if sent else ())
-        frame.messages = tuple((number, _rounded(message, rows)) for number, message in messages)
+        frame, with_rows = MemoryFrame(), [one for _, one in messages if _has_rows(one)]
+        if with_rows:
+            passes = [one for one in with_rows if isinstance(one, PassDone)]
+            sent = [node for one in passes for node in one.nodes if isinstance(node, Row)]
+            rows = iter(codec.rounded(sent) if sent else ())
+            messages = [(number, _rounded(message, rows)) for number, message in messages]
+        frame.messages = tuple(messages)
         return frame
+
+
+def _has_rows(message: Any) -> bool:
+    if isinstance(message, PassDone):
+        return bool(message.nodes) and isinstance(message.nodes[0], Row)
+    return isinstance(message, RowFetched)
 
 
 def _rounded(message: Any, rows: Iterator[Row]) -> Any:
@@ -60,7 +69,7 @@ def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, A
     """Of a link on this channel, or in this handler's context."""
     if not isinstance(side, MemoryChannel | MemoryContext):
         return otherwise
-    return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], otherwise.weight)
+    return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], lambda message: 1)  # nothing is copied
 
 
 def serves(address: str) -> bool:

@@ -140,13 +140,17 @@ def joined(before: Reply, after: Reply) -> PassDone | None:
     """One reply in place of two that follow each other, if they are of one run."""
     if not (isinstance(before, PassDone) and isinstance(after, PassDone) and before.number == after.number):
         return None
-    return replace(
-        after,
-        nodes=before.nodes + after.nodes,
-        seconds=before.seconds + after.seconds,
-        queued=before.queued + after.queued,
-        forwards=before.forwards + after.forwards,
-        first=before.first,
+    return PassDone(
+        after.number,
+        before.nodes + after.nodes,
+        before.seconds + after.seconds,
+        before.queued + after.queued,
+        after.more,
+        before.forwards + after.forwards,
+        after.shared,
+        after.fed,
+        before.first,
+        after.hidden,
     )
 
 
