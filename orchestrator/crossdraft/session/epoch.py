@@ -5,7 +5,7 @@ use all of them.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -52,11 +52,11 @@ class Epoch:
         self._agreed = 0  # letters of `drafted` that are in the output
         self._released = 0  # draft tokens whose rows are dropped
         self.waits_for: WalkStep | None = None  # what the walk asked for, or decided; None: it has not begun
-        self._walk: Walk
+        self._send: Callable[[Answer], WalkStep]  # of the walk
 
     def begin(self, walk: Walk, draws: bool = False) -> None:
         """Start the walk; `draws`: on the target's own draws instead of rows."""
-        self._walk, self.waits_for, self.draws = walk, next(walk), draws
+        self._send, self.waits_for, self.draws = walk.send, next(walk), draws
 
     def review(self, choice: Choice, tokens: int) -> None:
         """Go on by another choice, made after so many tokens of output."""
@@ -69,13 +69,13 @@ class Epoch:
 
     def answer(self, answer: Answer) -> None:
         """Give the walk what it waits for."""
-        self.waits_for = self._walk.send(answer)
+        self.waits_for = self._send(answer)
 
     def reveal(self) -> None:
         """Give the walk, which waits for it, the next draft token."""
         draft_token = self.draft_tokens[self.revealed]
         self.revealed, self.missed = self.revealed + 1, 0
-        self.waits_for = self._walk.send(draft_token)
+        self.waits_for = self._send(draft_token)
 
     def settle(self) -> None:
         """Let the walk go on without a draft token: none has come in time."""
@@ -118,11 +118,12 @@ class Epoch:
 
     def passed(self, frontier: int) -> int:
         """Draft tokens that end at or before the frontier (letters of output)."""
-        return bisect_right(self._ends, frontier - self.start)
+        return bisect_right(self._ends, frontier - self.start) if frontier > self.start else 0
 
     def beyond(self, frontier: int) -> int:
         """Draft tokens known that end beyond the frontier (letters of output)."""
-        return max(len(self.draft_tokens), len(self.promised)) - self.passed(frontier)
+        known = max(len(self.draft_tokens), len(self.promised))
+        return known and known - self.passed(frontier)
 
     def release(self, frontier: int) -> None:
         """Drop the rows of draft tokens that the output has passed: they are needed neither to fetch nor to judge.

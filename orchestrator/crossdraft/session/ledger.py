@@ -107,7 +107,8 @@ class Ledger:
 
     def take(self, reply: Any, now: float) -> Asked | None:
         """A reply came; returns what it answers, or None if that was not due or is not wanted any more."""
-        asked = self.answered = self._answered_by(reply)
+        of_draft = isinstance(reply, messages.Drafted)
+        asked = self.answered = self._drafted(reply) if of_draft else self._answered_by(reply)
         if asked is not None:
             asked.answered()
             self.heard(now)
@@ -117,15 +118,16 @@ class Ledger:
         """Seconds in which it has owed something so far, and was open."""
         return self._busy + (max(0.0, now - self._busy_since) if self.owes else 0.0)
 
+    def _drafted(self, reply: messages.Drafted) -> Asked | None:
+        if self.draft is None or reply.epoch != self.epoch:
+            return None
+        if self.draft in self._due:
+            self._due.remove(self.draft)
+        self.received = max(self.received, reply.first + len(reply.draft_tokens))
+        self.aside = self.aside or reply.reason != ""
+        return self.draft
+
     def _answered_by(self, reply: Any) -> Asked | None:
-        if isinstance(reply, messages.Drafted):
-            if self.draft is None or reply.epoch != self.epoch:
-                return None
-            if self.draft in self._due:
-                self._due.remove(self.draft)
-            self.received = max(self.received, reply.first + len(reply.draft_tokens))
-            self.aside = self.aside or bool(reply.reason)
-            return self.draft
         kind, common = ANSWERED[type(reply)]
         for asked in self._due:
             if isinstance(asked.request, kind) and common(asked.request) == common(reply):

@@ -596,7 +596,7 @@ class Session:
         """Tell the controller how far the draft has held since the last time, if anything is new."""
         before, verdict = self._told, self.epoch.verdict(self.output.text)
         held, tokens = before.verdict, self.counts.tokens
-        if verdict == held and tokens == before.tokens:
+        if tokens == before.tokens and (verdict is held or verdict == held):
             return verdict
         self._told = Told(verdict, tokens, self._undrafted)
         accepted, refused = verdict.accepted - held.accepted, verdict.refused and not held.refused
