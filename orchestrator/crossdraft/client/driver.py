@@ -280,7 +280,8 @@ class Driver:
         if isinstance(event, events.Lost) and isinstance(event.error, ServiceError):
             self._failures[self._lanes[event.lane].roster.role] = event.error
         self._events.append((event, time.monotonic()))
-        self._handle_all()
+        if not self._handling:
+            self._handle_all()
 
     def _handle_all(self) -> None:
         """Handle what has happened, unless that is being done or the session is over or not begun."""
@@ -317,24 +318,24 @@ class Driver:
             commands = self._session.start(now) if event is None else self._session.handle(event, now)
         finally:
             self._clock.verified(time.perf_counter() - began)
-            self._record(event, now, commands)
+            if self._recorders:
+                self._record(event, now, commands)
         return commands
 
     def _record(self, event: events.Event | None, now: float, commands: list[events.Command]) -> None:
         """Record a step; one that the session refuses or fails at has no commands."""
-        if self._recorders:
-            step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
-            for recorder in self._recorders:
-                recorder.record(step)
+        step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
+        for recorder in self._recorders:
+            recorder.record(step)
 
     def _carry_out(self, commands: list[events.Command]) -> None:
-        emitted = [command for command in commands if isinstance(command, events.Emitted)]
-        if emitted:
-            self._clock.token()
-            self._emit(emitted)
+        emitted: list[events.Emitted] = []
+        finished: events.Finished | None = None
         for command in commands:
             if isinstance(command, events.Send):
                 self._lanes[command.lane].send(command.request)
+            elif isinstance(command, events.Emitted):
+                emitted.append(command)
             elif isinstance(command, events.SetTimer):
                 self._set_timer(command)
             elif isinstance(command, events.Open):
@@ -343,9 +344,13 @@ class Driver:
                 self._lanes[command.lane].close(command.blame)
             elif isinstance(command, PromptScored):
                 self._emit(command)
-            elif isinstance(command, events.Finished) and self._finished is not None:
-                self._finished.set_result(command)
-                return
+            else:
+                finished = command
+        if emitted:
+            self._clock.token()
+            self._emit(emitted)
+        if finished is not None and self._finished is not None:
+            self._finished.set_result(finished)
 
     def _open(self, command: events.Open) -> None:
         target = isinstance(command.request, OpenTarget)

@@ -52,6 +52,9 @@ class Choice:
         if not valid:
             raise ValueError(f"a value is out of its range: {self}")
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Choice) and vars(self) == vars(other))
+
     def __hash__(self) -> int:
         return hash((self.max_draft_tokens, self.tree_nodes, self.min_draft_tokens))  # arms are looked up in each round
 

@@ -173,6 +173,8 @@ class Tokenization:
         `letters`: any letters. `leave_out`: leave out what has no token here. Raises NotExpressible: a control symbol
         or a byte has no token here.
         """
+        if len(letters) <= SHORT and letters.isascii() and not self._unwritable:  # nearly always
+            return tuple(self._known(letters, leave_out))
         segments = segments_of(letters, self._unwritable)
         ids: list[int] = []
         for segment in segments:
