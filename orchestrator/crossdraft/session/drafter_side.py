@@ -101,7 +101,7 @@ class Drafts:
         """
         if not (drafted.draft_tokens or drafted.branches or drafted.reason):
             return "it sent a reply without anything in it"
-        return self.branches.fault_of(drafted.branches, depth, most)
+        return self.branches.fault_of(drafted.branches, depth, most) if drafted.branches else ""
 
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
         """Add draft tokens that were due and have no fault to the epoch's draft."""
@@ -170,11 +170,9 @@ class Branches:
 
     def release(self, frontier: int) -> None:
         """Drop branches whose text ends before the frontier (letters of output): none of them can go on from it."""
-        over = [
-            branch.number for branch in self._by_number.values() if branch.offset + len(self._said(branch)) < frontier
-        ]
-        for number in over:
-            del self._by_number[number]
+        for number, branch in [*self._by_number.items()] if self._by_number else ():
+            if branch.offset + len(self._said(branch)) < frontier:
+                del self._by_number[number]
 
     def start_over(self) -> None:
         """Another drafter, which numbers its branches from 1."""

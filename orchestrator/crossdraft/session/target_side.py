@@ -474,6 +474,8 @@ class TargetSide:
 
     def hidden(self) -> HiddenStates:
         """What the drafter is told of hidden states: by letters of output, those on its path."""
+        if not self._hidden:
+            return HiddenStates()
         ids, size = self._output.ids, len(self._output.text)
         found: dict[int, bytes] = {}
         for root, path, state in self._hidden:

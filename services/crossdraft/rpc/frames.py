@@ -257,8 +257,7 @@ class Outbox(Generic[Waiting]):
         `join` makes one message of the session's latest that waits and this one, or returns None.
         """
         waiting = self._waiting.setdefault(session, [])
-        joined = None if join is None or not waiting else join(waiting[-1][0], message)
-        if joined is not None:
+        if join is not None and waiting and (joined := join(waiting[-1][0], message)) is not None:
             message = joined
             self._count_out([waiting.pop()])
         weight = self._codec.weight(message)
