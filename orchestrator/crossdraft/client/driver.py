@@ -280,8 +280,7 @@ class Driver:
         if isinstance(event, events.Lost) and isinstance(event.error, ServiceError):
             self._failures[self._lanes[event.lane].roster.role] = event.error
         self._events.append((event, time.monotonic()))
-        if not self._handling:
-            self._handle_all()
+        self._handle_all()
 
     def _handle_all(self) -> None:
         """Handle what has happened, unless that is being done or the session is over or not begun."""

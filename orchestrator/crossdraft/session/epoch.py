@@ -14,7 +14,7 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
 from crossdraft.types.rows import DraftToken
-from crossdraft.verification.walk import Answer, NeedRow, NeedSample, Refused, Walk, WalkStep, letters_of
+from crossdraft.verification.walk import Answer, Refused, Walk, WalkStep, letters_of
 
 
 class Verdict(NamedTuple):
@@ -65,7 +65,7 @@ class Epoch:
     @property
     def judging(self) -> bool:
         """Whether the walk needs the target's answer to judge a revealed draft token."""
-        return isinstance(self.waits_for, NeedRow | NeedSample) and self.waits_for.judging
+        return getattr(self.waits_for, "judging", False)
 
     def answer(self, answer: Answer) -> None:
         """Give the walk what it waits for."""

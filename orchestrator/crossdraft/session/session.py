@@ -31,7 +31,7 @@ from crossdraft.session.events import (
 )
 from crossdraft.session.output import Output
 from crossdraft.session.rules import State, admits
-from crossdraft.session.target_side import TargetLane, TargetSide, path_of
+from crossdraft.session.target_side import TargetLane, TargetSide
 from crossdraft.speculation.choice import (
     ASIDE,
     PLAIN,
@@ -135,8 +135,7 @@ class Session:
 
     def _lane_of(self, event: Event) -> TargetLane | DrafterSide | None:
         """Where it happened; None: on no lane, or on one that is over."""
-        lane: Lane | None = getattr(event, "lane", None)
-        if lane is None:
+        if (lane := getattr(event, "lane", None)) is None:
             return None
         return self.target.lanes.get(lane) or (self.drafter if lane == self.drafter.lane else None)
 
@@ -206,13 +205,13 @@ class Session:
             self._observe(flight.seen(done))
 
     def _drafted(self, drafted: Drafted) -> list[Command]:
-        drafter, first, count = self.drafter, self.drafter.received, len(drafted.draft_tokens)
+        drafter, first, count = self.drafter, self.drafter.ledger.received, len(drafted.draft_tokens)
         if drafted.first != first:  # a duplicate
             return []
         if fault := drafter.fault_of(drafted, self.epoch.choice):
             return self._give_up_drafter(fault)
         seen = drafter.take(drafted, self.epoch, self._now)
-        if drafted.reason and not drafter.received:
+        if drafted.reason and not drafter.ledger.received:
             self._explain_aside(drafted.reason)
         self._observe(seen)
         if self._stall.over:
@@ -222,7 +221,9 @@ class Session:
             self.counts.add(audited=count)
         if branches := drafted.branches:
             self.counts.add(branches=len(branches), branch_tokens=sum(len(branch.tokens) for branch in branches))
-        if drafted.reason and not (drafter.received and self.epoch.choice.least_likely):  # else it did as it was told
+        if drafted.reason and not (
+            drafter.ledger.received and self.epoch.choice.least_likely
+        ):  # else it did as it was told
             self.counts.add(stood_aside=1)
             self.counts.note(undrafted=drafted.reason)
         return self.target.fetch_late(self.epoch, first)
@@ -415,7 +416,8 @@ class Session:
         if self.output.text is not before:
             self.epoch.release(len(self.output.text))
             self.drafter.branches.release(len(self.output.text))
-        return commands + self._pass() + self._advance()
+        commands += self._pass()
+        return commands + self._advance() if self.epoch.choice.overlap else commands
 
     def _walk(self) -> list[Command]:
         """Go on with what is at hand, until something is missing."""
@@ -551,7 +553,7 @@ class Session:
         lane, epoch = self.target.free, self.epoch
         if lane is None:
             return []
-        path = path_of(epoch.waits_for)
+        path = epoch.waits_for.path if isinstance(epoch.waits_for, NeedRow) else ()  # where the walk needs a row
         if self.target.answers.after(path) is not None or self.target.due(path):
             if isinstance(epoch.waits_for, NeedDraftToken) and not self.target.flights:
                 return self._wait()
@@ -565,7 +567,7 @@ class Session:
     def _advance(self) -> list[Command]:
         """Ask for draft tokens up to the choice's max_draft_tokens beyond the frontier."""
         choice, epoch = self.epoch.choice, self.epoch
-        if not (choice.drafts and choice.overlap and self.drafter.received):
+        if not (choice.drafts and choice.overlap and self.drafter.ledger.received):
             return []
         return self.drafter.advance(
             epoch.passed(len(self.output.text)) + choice.max_draft_tokens, choice.chunk, self._now

@@ -32,7 +32,7 @@ from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
-from crossdraft.verification.walk import NeedRow, WalkStep
+from crossdraft.verification.walk import NeedRow
 
 MAX_BACKOFF = 1.0  # seconds
 MAX_STATES = 64  # hidden states that a drafter is told at once: the newest
@@ -579,11 +579,6 @@ class TargetSide:
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             ends.append(ends[1 + parent] + len(letters[token]))
         return max(ends)
-
-
-def path_of(step: WalkStep | None) -> Path:
-    """Where the walk needs a row, from the frontier on."""
-    return step.path if isinstance(step, NeedRow) else ()
 
 
 def _difference(head: Row, other: Row) -> float:

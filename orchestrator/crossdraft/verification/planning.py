@@ -118,8 +118,9 @@ class Planner:
     def _own_path(self, starts: dict[int, DraftToken]) -> Path:
         """The draft's own tokens from the frontier on, up to the first that is no target token."""
         path: list[int] = []
+        of_drafter, theirs = self.pair.target_id, Whose.TARGET
         for one in starts.values() if 0 in starts else ():
-            token = one.token if one.whose is Whose.TARGET else self.pair.target_id(one.token)
+            token = one.token if one.whose is theirs else of_drafter(one.token)
             if token is None:
                 break
             path.append(token)

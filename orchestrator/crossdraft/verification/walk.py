@@ -181,11 +181,7 @@ def _disagreement(left: Letters, right: Letters, offset: int) -> int | None:
 
 def next_draft_token(path: Path = ()) -> Steps[DraftToken | None]:
     """The next draft token; None: settle, or the block of the draft tokens on `path` ends."""
-    return drafted_of((yield NeedDraftToken(path) if path else NEXT))
-
-
-def drafted_of(answer: Answer) -> DraftToken | None:
-    """What NeedDraftToken was answered with."""
+    answer = yield NeedDraftToken(path) if path else NEXT
     if answer is not None and not isinstance(answer, DraftToken):
         raise TypeError(f"NeedDraftToken was answered with {answer!r}")
     return answer
@@ -197,13 +193,6 @@ def target_row(listed: Ids = NO_IDS, whole: bool = False, judging: bool = False,
     if not isinstance(row, Row) or (whole and not row.whole):
         raise TypeError(f"NeedRow was answered with {row!r}")
     return row
-
-
-def sample_of(answer: Answer) -> int:
-    """What NeedSample was answered with."""
-    if not isinstance(answer, int):
-        raise TypeError(f"NeedSample was answered with {answer!r}")
-    return answer
 
 
 def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Steps[Probabilities]:

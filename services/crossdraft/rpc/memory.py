@@ -38,30 +38,21 @@ class MemoryFrame(bytes):
     @staticmethod
     def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
         """Raises ValueError where the codec of a wire would because of rows."""
-        frame, with_rows = MemoryFrame(), [one for _, one in messages if _has_rows(one)]
-        if with_rows:
-            passes = [one for one in with_rows if isinstance(one, PassDone)]
-            sent = [node for one in passes for node in one.nodes if isinstance(node, Row)]
-            rows = iter(codec.rounded(sent) if sent else ())
-            messages = [(number, _rounded(message, rows)) for number, message in messages]
-        frame.messages = tuple(messages)
+        frame, passes = MemoryFrame(), [one for _, one in messages if isinstance(one, PassDone)]
+        sent = [one for done in passes if isinstance(done.nodes[0], Row) for one in done.nodes if isinstance(one, Row)]
+        rows = iter(codec.rounded(sent) if sent else ())
+        frame.messages = tuple((number, _rounded(message, rows)) for number, message in messages)
         return frame
 
 
-def _has_rows(message: Any) -> bool:
-    if isinstance(message, PassDone):
-        return bool(message.nodes) and isinstance(message.nodes[0], Row)
-    return isinstance(message, RowFetched)
-
-
 def _rounded(message: Any, rows: Iterator[Row]) -> Any:
-    match message:
-        case PassDone(nodes=(Row(), *_) as nodes):
-            return replace(message, nodes=tuple(islice(rows, len(nodes))))
-        case RowFetched(row=row) if row.whole:
+    if isinstance(message, PassDone) and isinstance(message.nodes[0], Row):
+        return replace(message, nodes=tuple(islice(rows, len(message.nodes))))
+    if isinstance(message, RowFetched):
+        row = message.row
+        if row.whole:
             return replace(message, row=replace(row, probabilities=row.probabilities.astype(np.float32).astype(float)))
-        case RowFetched():
-            return replace(message, row=codec.rounded([message.row])[0])
+        return replace(message, row=codec.rounded([row])[0])
     return message
 
 

@@ -397,9 +397,7 @@ def _weight_of_node(node: Row | Sample) -> int:
 def _weight_of_reply(reply: PassDone | PromptScored) -> int:
     if isinstance(reply, PromptScored):
         return sum(map(_weight_of_node, reply.tokens))
-    first, count = reply.nodes[0], len(reply.nodes)
-    alike = isinstance(first, Sample) and not first.likely
-    return (5 * count if alike else sum(map(_weight_of_node, reply.nodes))) + len(reply.hidden.states)
+    return sum(map(_weight_of_node, reply.nodes)) + len(reply.hidden.states)
 
 
 def _weight_of_pass(request: Pass) -> int:

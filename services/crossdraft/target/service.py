@@ -140,18 +140,9 @@ def joined(before: Reply, after: Reply) -> PassDone | None:
     """One reply in place of two that follow each other, if they are of one run."""
     if not (isinstance(before, PassDone) and isinstance(after, PassDone) and before.number == after.number):
         return None
-    return PassDone(
-        after.number,
-        before.nodes + after.nodes,
-        before.seconds + after.seconds,
-        before.queued + after.queued,
-        after.more,
-        before.forwards + after.forwards,
-        after.shared,
-        after.fed,
-        before.first,
-        after.hidden,
-    )
+    nodes, times = before.nodes + after.nodes, (before.seconds + after.seconds, before.queued + after.queued)
+    forwards, batch = before.forwards + after.forwards, (after.shared, after.fed)
+    return PassDone(after.number, nodes, *times, after.more, forwards, *batch, before.first, after.hidden)
 
 
 class TargetSession:
