@@ -1,15 +1,22 @@
-"""Acceptance by place in a round."""
+"""What a round costs, and acceptance by place in it."""
+
+import sys
+from types import FrameType
 
 import numpy as np
 import pytest
 
 from crossdraft.session.epoch import Epoch, Verdict
-from crossdraft.speculation.choice import PLAIN
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import PLAIN, lock_step
 from crossdraft.text.letters import Letters
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Counts, Kind, Times, statistics_of
 from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.methods import SLEM
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk
+from tests.clock import run_session
+from tests.ports import assignment, toys
 from tests.vocabularies import pair_of
 
 PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
@@ -27,6 +34,23 @@ def test_each_place_has_its_own_share() -> None:
     assert (found.drafted_at, found.judged_at, found.accepted_at) == ((4, 4, 3), (4, 2, 1), (3, 1, 1))
     assert found.acceptance_at == (0.75, 0.5, 1.0)
     assert found.accepted_length == pytest.approx(5 / 4)
+
+
+def test_a_lock_step_round_is_few_calls() -> None:
+    """Each is some of the event loop's time, which bounds many outputs on a GPU. 300 before they were reduced."""
+    session, calls = Session(assignment(SLEM, controller=lock_step(5), max_tokens=60)), 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "crossdraft" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        run_session(session, *toys())
+    finally:
+        sys.setprofile(None)
+    assert session.counts.epochs > 20
+    assert calls < 240 * session.counts.epochs
 
 
 def epoch(step: Refused | Emit, start: int = 2) -> Epoch:
