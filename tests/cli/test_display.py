@@ -57,23 +57,23 @@ def table(counts: Counts, audit: bool) -> str:
 def test_acceptance_is_shown_by_position() -> None:
     counts = Counts(audited=7)
     for accepted, refused in ((3, False), (1, True), (1, True), (0, True)):
-        counts.round(3, accepted, refused)
+        counts.rounds(3, accepted, refused, 1)
     assert positions(counted(counts)) == "75% 33% 100%"
     shown = table(counts, audit=True)
     assert "1.25 per round" in shown
     assert "7 draft tokens were drawn from their rows" in shown
     never = Counts()
     assert positions(counted(never)) == ""
-    never.round(3, 0, True)
+    never.rounds(3, 0, True, 1)
     assert positions(counted(never)) == "0%"
     long = Counts()
-    long.round(20, 20, False)
+    long.rounds(20, 20, False, 1)
     assert positions(counted(long)) == 8 * "100% " + "…"
 
 
 def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:
     counts = Counts(draft_tokens=3, bonus=3)
-    counts.round(3, 1, True)
+    counts.rounds(3, 1, True, 1)
     shown = table(counts, audit=False)
     assert "none: no draft token came in time" in shown
     assert "draft tokens that agree │ 1.00 per round, late ones included" in shown

@@ -1,15 +1,22 @@
-"""Acceptance by place in a round."""
+"""What a round costs, and acceptance by place in it."""
+
+import sys
+from types import FrameType
 
 import numpy as np
 import pytest
 
 from crossdraft.session.epoch import Epoch, Verdict
-from crossdraft.speculation.choice import PLAIN
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import PLAIN, lock_step
 from crossdraft.text.letters import Letters
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Counts, Kind, Times, statistics_of
 from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.methods import SLEM
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk
+from tests.clock import run_session
+from tests.ports import assignment, toys
 from tests.vocabularies import pair_of
 
 PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
@@ -17,16 +24,33 @@ PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
 
 def test_each_place_has_its_own_share() -> None:
     counts = Counts()
-    counts.round(3, 3, False)
-    counts.round(3, 1, True)
-    counts.round(2, 0, True)
-    counts.round(3, 1, False)  # the end came before the second was judged
-    counts.round(0, 0, False)  # nothing was proposed
+    counts.rounds(3, 3, False, 1)
+    counts.rounds(3, 1, True, 1)
+    counts.rounds(2, 0, True, 1)
+    counts.rounds(3, 1, False, 1)  # the end came before the second was judged
+    counts.rounds(0, 0, False, 2)  # nothing was proposed
     found, none = (statistics_of("slem", 3, 1, one, Times(0.0, 0.0, 0.0, 0.0, 0, 0)) for one in (counts, Counts()))
     assert (none.acceptance_at, none.accepted_length) == ((), 0.0)
     assert (found.drafted_at, found.judged_at, found.accepted_at) == ((4, 4, 3), (4, 2, 1), (3, 1, 1))
     assert found.acceptance_at == (0.75, 0.5, 1.0)
     assert found.accepted_length == pytest.approx(5 / 4)
+
+
+def test_a_lock_step_round_is_few_calls() -> None:
+    """Each is some of the event loop's time, which bounds many outputs on a GPU. 300 before they were reduced."""
+    session, calls = Session(assignment(SLEM, controller=lock_step(5), max_tokens=60)), 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "crossdraft" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        run_session(session, *toys())
+    finally:
+        sys.setprofile(None)
+    assert session.counts.epochs > 20
+    assert calls < 240 * session.counts.epochs
 
 
 def epoch(step: Refused | Emit, start: int = 2) -> Epoch:

@@ -56,6 +56,14 @@ def test_nothing_after_a_stop_string_is_committed_or_counted(grouped: bool) -> N
     assert counts.tokens == counts.accepted + counts.corrected + counts.bonus == 3
 
 
+def test_a_long_run_keeps_nothing_of_what_is_in_the_output() -> None:
+    session, _ = alone(max_tokens=1000, context=1100)
+    for first in range(0, 640, 4):
+        session.handle(told(*[1] * 4, first=first), 1.0)
+    assert session.counts.tokens == 640
+    assert sum(map(len, session.target.answers._held)) <= 10
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_run_that_ended_at_a_stop_id(ignored: bool) -> None:
     session, _ = alone(pair=pair_of(LETTERS, LETTERS, stops=(2,)), ignore_eos=ignored, max_tokens=50)

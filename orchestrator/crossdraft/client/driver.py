@@ -19,7 +19,7 @@ from crossdraft.rpc.links import LinkSession
 from crossdraft.session import events
 from crossdraft.session.session import Session
 from crossdraft.trace.timeline import Step, Watch
-from crossdraft.types.messages import Drafted, OpenTarget, PassDone, PromptScored, RowFetched
+from crossdraft.types.messages import OpenTarget, PromptScored
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 
 ROLES = ("target", "drafter")
@@ -55,14 +55,14 @@ class LaneWatch:
     def answered(self, reply: events.Reply, now: float) -> None:
         """A reply came. Of a request's first one, time outside the model is wire, codecs and queues: a round trip."""
         assert self.session is not None
-        seconds = 0.0 if isinstance(reply, RowFetched) else reply.seconds
+        seconds = getattr(reply, "seconds", 0.0)
         self._model_seconds += seconds
         asked = self.session.ledger.answered
         if asked is not None and asked.replies == 1:
             took = max(0.0, now - asked.at - seconds)
             self._counts[bisect_left(BOUNDS, took)] += 1
             self._trip_seconds += took
-            self._queued += reply.queued if isinstance(reply, PassDone | Drafted) else 0.0
+            self._queued += getattr(reply, "queued", 0.0)
 
     def figures(self, now: float) -> LaneFigures:
         trips = Trips(tuple(self._counts), self._trip_seconds, self._queued)
@@ -317,38 +317,39 @@ class Driver:
             commands = self._session.start(now) if event is None else self._session.handle(event, now)
         finally:
             self._clock.verified(time.perf_counter() - began)
-            self._record(event, now, commands)
+            if self._recorders:
+                self._record(event, now, commands)
         return commands
 
     def _record(self, event: events.Event | None, now: float, commands: list[events.Command]) -> None:
         """Record a step; one that the session refuses or fails at has no commands."""
-        if self._watches:
-            step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
-            for watch in self._watches:
-                watch.record(step)
+        step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
+        for watch in self._watches:
+            watch.record(step)
 
     def _carry_out(self, commands: list[events.Command]) -> None:
-        emitted = [command for command in commands if isinstance(command, events.Emitted)]
+        emitted: list[events.Emitted] = []
+        finished: events.Finished | None = None
+        for command in commands:
+            if isinstance(command, events.Send):
+                self._lanes[command.lane].send(command.request)
+            elif isinstance(command, events.Emitted):
+                emitted.append(command)
+            elif isinstance(command, events.SetTimer):
+                self._set_timer(command)
+            elif isinstance(command, events.Open):
+                self._open(command)
+            elif isinstance(command, events.Close):
+                self._lanes[command.lane].close(command.blame)
+            elif isinstance(command, PromptScored):
+                self._emit(command)
+            else:
+                finished = command
         if emitted:
             self._clock.token()
             self._emit(emitted)
-        for command in commands:
-            match command:
-                case events.Emitted():
-                    pass
-                case events.Send():
-                    self._lanes[command.lane].send(command.request)
-                case events.Open():
-                    self._open(command)
-                case events.Close(lane, blame):
-                    self._lanes[lane].close(blame)
-                case events.SetTimer():
-                    self._set_timer(command)
-                case PromptScored():
-                    self._emit(command)
-                case events.Finished() if self._finished is not None:
-                    self._finished.set_result(command)
-                    return
+        if finished is not None and self._finished is not None:
+            self._finished.set_result(finished)
 
     def _open(self, command: events.Open) -> None:
         target = isinstance(command.request, OpenTarget)

@@ -93,9 +93,11 @@ class Assignment:
         if len(drafted.draft_tokens) > asked:
             return f"it sent {len(drafted.draft_tokens)} draft tokens, asked for {asked}"
         with_rows = self.method.drafter_rows or self.audit is not None  # else nothing uses them
+        own, size = Whose.DRAFTER, self.pair.drafter.size
         for draft_token in drafted.draft_tokens:
-            fault = self._fault_of_token(draft_token) or (self._fault_of_row(draft_token) if with_rows else "")
-            if fault:
+            if draft_token.whose is own and 0 <= draft_token.token < size and not with_rows:
+                continue
+            if fault := self._fault_of_token(draft_token) or (self._fault_of_row(draft_token) if with_rows else ""):
                 return fault
         return "" if self.audit is None else self.audit.fault_of(drafted, offset, self.pair)
 

@@ -101,7 +101,7 @@ class Drafts:
         """
         if not (drafted.draft_tokens or drafted.branches or drafted.reason):
             return "it sent a reply without anything in it"
-        return self.branches.fault_of(drafted.branches, depth, most)
+        return self.branches.fault_of(drafted.branches, depth, most) if drafted.branches else ""
 
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
         """Add draft tokens that were due and have no fault to the epoch's draft."""
@@ -170,11 +170,9 @@ class Branches:
 
     def release(self, frontier: int) -> None:
         """Drop branches whose text ends before the frontier (letters of output): none of them can go on from it."""
-        over = [
-            branch.number for branch in self._by_number.values() if branch.offset + len(self._said(branch)) < frontier
-        ]
-        for number in over:
-            del self._by_number[number]
+        for number, branch in [*self._by_number.items()] if self._by_number else ():
+            if branch.offset + len(self._said(branch)) < frontier:
+                del self._by_number[number]
 
     def start_over(self) -> None:
         """Another drafter, which numbers its branches from 1."""
@@ -238,29 +236,19 @@ class DrafterSide:
         self._armed = False  # that timer runs
 
     @property
-    def epoch(self) -> int:
-        """Number of the latest one that it was told of."""
-        return self.drafts.ledger.epoch
-
-    @property
-    def asked(self) -> int:
-        """Draft tokens of that epoch that it was asked for."""
-        return self.drafts.ledger.wanted
-
-    @property
-    def received(self) -> int:
-        """... and that have come."""
-        return self.drafts.ledger.received
+    def ledger(self) -> Ledger:
+        """What it was asked, and has answered."""
+        return self.drafts.ledger
 
     @property
     def due(self) -> bool:
         """Whether more draft tokens of the running epoch will come."""
-        return self.ready and self.drafts.ledger.drafting
+        return self.ready and self.ledger.drafting
 
     @property
     def told_epoch(self) -> bool:
         """Whether it was told of the running epoch; a drafter opened since then was not."""
-        return self.ready and self.asked > 0
+        return self.ready and self.ledger.wanted > 0
 
     @property
     def hoped_for(self) -> bool:
@@ -339,10 +327,10 @@ class DrafterSide:
     def score(self, need: NeedPrefix, start: int, now: float) -> list[Command]:
         """Ask once for the probabilities of prefixes of the draft that began at offset `start`."""
         assert self.lane is not None
-        if self.drafts.ledger.score is not None:
+        if self.ledger.score is not None:
             return []
-        request = Score(self.epoch, start, need.strings, need.tokens)
-        self.drafts.ledger.sent(request, now)
+        request = Score(self.ledger.epoch, start, need.strings, need.tokens)
+        self.ledger.sent(request, now)
         return [Send(self.lane, request), *self._arm(now)]
 
     @property
@@ -350,28 +338,30 @@ class DrafterSide:
         """Of its lane, as in `rules`."""
         if not self.ready:
             return DrafterState.OPENING
-        if self.drafts.ledger.score is not None:
+        if self.ledger.score is not None:
             return DrafterState.SCORING
-        return DrafterState.DRAFTING if self.asked else DrafterState.IDLE
+        return DrafterState.DRAFTING if self.ledger.wanted else DrafterState.IDLE
 
     def outdated(self, reply: Reply) -> bool:
         """Whether it is of an epoch that is over."""
-        return isinstance(reply, Drafted | Scored) and reply.epoch < self.epoch + (not self.asked)
+        return isinstance(reply, (Drafted, Scored)) and reply.epoch < self.ledger.epoch + (not self.ledger.wanted)
 
     def expects(self, reply: Drafted | Scored) -> bool:
         """Whether a reply is due: draft tokens in order, or the scores that were asked for."""
         if isinstance(reply, Scored):
-            asked = self.drafts.ledger.score
+            asked = self.ledger.score
             return asked is not None and reply.epoch == asked.epoch
         came = reply.first + len(reply.draft_tokens)
-        return reply.epoch == self.epoch and (reply.first == self.received or came <= self.received)
+        return reply.epoch == self.ledger.epoch and (
+            reply.first == self.ledger.received or came <= self.ledger.received
+        )
 
     def fault_of(self, drafted: Drafted, choice: Choice) -> str:
         """What is wrong with a reply that was due; empty if it can be used."""
-        depth, most = choice.branch_depth, choice.branch_width * self.asked
+        depth, most = choice.branch_depth, choice.branch_width * self.ledger.wanted
         if choice.tree_nodes and self._given.method.samples:
-            depth, most = self.asked, choice.tree_nodes
-        fault = self._given.fault_of(drafted, self.drafts.end, self.asked - self.received)
+            depth, most = self.ledger.wanted, choice.tree_nodes
+        fault = self._given.fault_of(drafted, self.drafts.end, self.ledger.wanted - self.ledger.received)
         return fault or self.drafts.fault_of(drafted, depth, most)
 
     def take(self, drafted: Drafted, epoch: Epoch, now: float) -> DraftSeen:
@@ -381,7 +371,7 @@ class DrafterSide:
 
     def scored(self, scored: Scored, now: float) -> str:
         """What is wrong with scores that were due; empty if they can be used."""
-        asked, values = self.drafts.ledger.take(scored, now), scored.probabilities
+        asked, values = self.ledger.take(scored, now), scored.probabilities
         assert asked is not None
         self._failures = 0
         if values.shape != (len(asked.request.strings),):
@@ -393,13 +383,13 @@ class DrafterSide:
     def expired(self, number: int, now: float) -> tuple[bool, list[Command]]:
         """Whether an answer is overdue; if not, the timer is set for the time that is left."""
         self._armed = self._armed and number != self._timer
-        if number != self._timer or not (self.due or self.drafts.ledger.score is not None):
+        if number != self._timer or not (self.due or self.ledger.score is not None):
             return False, []
         return (False, self._arm(now)) if self._left(now) > 0 else (True, [])
 
     def _left(self, now: float) -> float:
         """Seconds until its answer is overdue."""
-        since = self.drafts.ledger.since
+        since = self.ledger.since
         return self._given.draft_seconds - (0.0 if since is None else now - since)
 
     def _arm(self, now: float) -> list[Command]:

@@ -5,7 +5,7 @@ use all of them.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.text.letters import NOTHING, Letters, common_length
 from crossdraft.text.pairs import Pair
 from crossdraft.types.rows import DraftToken
-from crossdraft.verification.walk import Answer, NeedRow, NeedSample, Refused, Walk, WalkStep, draft_token_letters
+from crossdraft.verification.walk import Answer, Refused, Walk, WalkStep, letters_of
 
 
 class Verdict(NamedTuple):
@@ -22,6 +22,9 @@ class Verdict(NamedTuple):
 
     accepted: int = 0  # wholly in the output
     refused: bool = False  # the next one is not in the output, and never will be
+
+
+UNJUDGED = Verdict()
 
 
 class Epoch:
@@ -49,11 +52,11 @@ class Epoch:
         self._agreed = 0  # letters of `drafted` that are in the output
         self._released = 0  # draft tokens whose rows are dropped
         self.waits_for: WalkStep | None = None  # what the walk asked for, or decided; None: it has not begun
-        self._walk: Walk
+        self._send: Callable[[Answer], WalkStep]  # of the walk
 
     def begin(self, walk: Walk, draws: bool = False) -> None:
         """Start the walk; `draws`: on the target's own draws instead of rows."""
-        self._walk, self.waits_for, self.draws = walk, next(walk), draws
+        self._send, self.waits_for, self.draws = walk.send, next(walk), draws
 
     def review(self, choice: Choice, tokens: int) -> None:
         """Go on by another choice, made after so many tokens of output."""
@@ -62,17 +65,17 @@ class Epoch:
     @property
     def judging(self) -> bool:
         """Whether the walk needs the target's answer to judge a revealed draft token."""
-        return isinstance(self.waits_for, NeedRow | NeedSample) and self.waits_for.judging
+        return getattr(self.waits_for, "judging", False)
 
     def answer(self, answer: Answer) -> None:
         """Give the walk what it waits for."""
-        self.waits_for = self._walk.send(answer)
+        self.waits_for = self._send(answer)
 
     def reveal(self) -> None:
         """Give the walk, which waits for it, the next draft token."""
         draft_token = self.draft_tokens[self.revealed]
         self.revealed, self.missed = self.revealed + 1, 0
-        self.waits_for = self._walk.send(draft_token)
+        self.waits_for = self._send(draft_token)
 
     def settle(self) -> None:
         """Let the walk go on without a draft token: none has come in time."""
@@ -89,7 +92,7 @@ class Epoch:
 
     def extend(self, draft_tokens: Sequence[DraftToken]) -> None:
         """More of the draft has arrived."""
-        letters = [draft_token_letters(self._pair, draft_token) for draft_token in draft_tokens]
+        letters = letters_of(self._pair, draft_tokens)
         self._ends += [*accumulate(map(len, letters), initial=len(self.drafted))][1:]
         self.draft_tokens += draft_tokens
         self.drafted = Letters(self.drafted + "".join(letters))
@@ -115,11 +118,12 @@ class Epoch:
 
     def passed(self, frontier: int) -> int:
         """Draft tokens that end at or before the frontier (letters of output)."""
-        return bisect_right(self._ends, frontier - self.start)
+        return bisect_right(self._ends, frontier - self.start) if frontier > self.start else 0
 
     def beyond(self, frontier: int) -> int:
         """Draft tokens known that end beyond the frontier (letters of output)."""
-        return max(len(self.draft_tokens), len(self.promised)) - self.passed(frontier)
+        known = max(len(self.draft_tokens), len(self.promised))
+        return known and known - self.passed(frontier)
 
     def release(self, frontier: int) -> None:
         """Drop the rows of draft tokens that the output has passed: they are needed neither to fetch nor to judge.
@@ -139,8 +143,9 @@ class Epoch:
     def contradicts(self, text: Letters) -> bool:
         """Whether draft and output differ. Only where the target draws by itself may that end an epoch."""
         place, drafted, written = self._agreed, len(self.drafted), len(text) - self.start
-        if place < drafted and place < written:
-            self._agreed = place = place + common_length(self.drafted[place:], text[self.start + place :])
+        if place == drafted or place >= written:
+            return False
+        self._agreed = place = place + common_length(self.drafted[place:], text[self.start + place :])
         return place < drafted and place < written
 
     def verdict(self, text: Letters) -> Verdict:
@@ -149,6 +154,8 @@ class Epoch:
         Counted in letters, so that it means the same for every method. A token that replaces a refused draft token may
         begin with that draft token's letters; what the walk said about where the draft is wrong takes precedence.
         """
+        if len(text) <= self.start and not isinstance(self.waits_for, Refused):
+            return UNJUDGED
         refused = self.contradicts(text)
         agreed = self._agreed
         if isinstance(self.waits_for, Refused):

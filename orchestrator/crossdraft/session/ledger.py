@@ -5,7 +5,9 @@ drafter by one of its own, vLLM's integration likewise, and a timeline is drawn 
 that never goes back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from crossdraft.types import messages
@@ -23,6 +25,14 @@ class Asked:
         self.replies += 1
 
 
+ANSWERED: dict[type, tuple[type, Callable[[Any], Any]]] = {  # by the reply: its request, and what they have in common
+    messages.PassDone: (messages.Pass, attrgetter("number")),
+    messages.RowFetched: (messages.FetchRow, attrgetter("number", "node")),
+    messages.Scored: (messages.Score, attrgetter("epoch")),
+    messages.PromptScored: (messages.ScorePrompt, lambda _: ()),
+}
+
+
 class Ledger:
     """Of one session with a service.
 
@@ -33,6 +43,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.draft: Asked | None = None  # the newest
+        self.epoch = 0  # of the newest draft; 0: there was none
         self.wanted = 0  # draft tokens of its epoch; 0: no more
         self.received = 0  # ... that have come
         self.aside = False  # the drafter drafts no more of them
@@ -43,38 +54,34 @@ class Ledger:
         self._busy, self._busy_since = 0.0, 0.0  # seconds in which it owed something; since when it does
 
     @property
-    def epoch(self) -> int:
-        """Of the newest draft; 0: there was none."""
-        return 0 if self.draft is None else int(self.draft.request.epoch)
-
-    @property
     def drafting(self) -> bool:
         """Whether draft tokens of the newest epoch are due."""
         return self.received < self.wanted and not self.aside
 
     @property
     def owes(self) -> bool:
-        return bool(self._due) or self.drafting
+        return bool(self._due) or (self.received < self.wanted and not self.aside)
 
     @property
     def score(self) -> messages.Score | None:
         """The scores that are due."""
-        return next((one.request for one in self._due if isinstance(one.request, messages.Score)), None)
+        for one in self._due:
+            if isinstance(one.request, messages.Score):
+                return one.request
+        return None
 
     def sent(self, request: object, now: float, received: int = 0) -> None:
         """A request leaves; of a draft's epoch so many draft tokens are there already."""
-        match request:
-            case messages.Draft():
-                self.draft = Asked(request, now)
-                self._due, self.wanted, self.received, self.aside = [self.draft], request.count, received, False
-            case messages.Advance(count=0):
-                self.end(now)
-            case messages.Advance():
+        if isinstance(request, messages.Draft):
+            self.draft, self.epoch = Asked(request, now), request.epoch
+            self._due, self.wanted, self.received, self.aside = [self.draft], request.count, received, False
+        elif isinstance(request, messages.Advance):
+            if request.count:
                 self.wanted = max(self.wanted, request.count) if self.wanted else 0
-            case messages.RunTo():
-                pass
-            case _:
-                self._due.append(Asked(request, now))
+            else:
+                self.end(now)
+        elif not isinstance(request, messages.RunTo):
+            self._due.append(Asked(request, now))
         self._note(now)
 
     def end(self, now: float) -> None:
@@ -100,7 +107,8 @@ class Ledger:
 
     def take(self, reply: Any, now: float) -> Asked | None:
         """A reply came; returns what it answers, or None if that was not due or is not wanted any more."""
-        asked = self.answered = self._answered_by(reply)
+        of_draft = isinstance(reply, messages.Drafted)
+        asked = self.answered = self._drafted(reply) if of_draft else self._answered_by(reply)
         if asked is not None:
             asked.answered()
             self.heard(now)
@@ -110,19 +118,23 @@ class Ledger:
         """Seconds in which it has owed something so far, and was open."""
         return self._busy + (max(0.0, now - self._busy_since) if self.owes else 0.0)
 
+    def _drafted(self, reply: messages.Drafted) -> Asked | None:
+        if self.draft is None or reply.epoch != self.epoch:
+            return None
+        if self.draft in self._due:
+            self._due.remove(self.draft)
+        self.received = max(self.received, reply.first + len(reply.draft_tokens))
+        self.aside = self.aside or reply.reason != ""
+        return self.draft
+
     def _answered_by(self, reply: Any) -> Asked | None:
-        if isinstance(reply, messages.Drafted):
-            if self.draft is None or reply.epoch != self.draft.request.epoch:
-                return None
-            if self._due:
-                self._due = [one for one in self._due if one is not self.draft]
-            self.received = max(self.received, reply.first + len(reply.draft_tokens))
-            self.aside = self.aside or bool(reply.reason)
-            return self.draft
-        asked = next((one for one in self._due if _answers(reply, one.request)), None)
-        if asked is not None and not getattr(reply, "more", False):
-            self._due.remove(asked)
-        return asked
+        kind, common = ANSWERED[type(reply)]
+        for asked in self._due:
+            if isinstance(asked.request, kind) and common(asked.request) == common(reply):
+                if not getattr(reply, "more", False):
+                    self._due.remove(asked)
+                return asked
+        return None
 
     def _note(self, now: float) -> None:
         owes = self.owes
@@ -131,14 +143,3 @@ class Ledger:
         elif not owes and self.since is not None:
             self._silent, self.since = now - self.since, None
             self._busy += now - self._busy_since
-
-
-def _answers(reply: Any, request: Any) -> bool:
-    match reply, request:
-        case (messages.PassDone(), messages.Pass()) | (messages.RowFetched(), messages.FetchRow()):
-            return bool(request.number == reply.number and getattr(request, "node", 0) == getattr(reply, "node", 0))
-        case (messages.Scored(), messages.Score()):
-            return bool(request.epoch == reply.epoch)
-        case (messages.PromptScored(), messages.ScorePrompt()):
-            return True
-    return False

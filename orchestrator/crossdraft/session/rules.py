@@ -46,7 +46,7 @@ link to it watches.
 """
 
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from crossdraft.session.events import Cancelled, Event, Expired, IllegalEventError, Ready, Replied, Reply, Request
 from crossdraft.types.messages import (
@@ -131,24 +131,7 @@ TRANSITIONS: dict[LaneState, dict[type[Ready | Request | Reply], tuple[LaneState
 }  # fmt: skip
 
 
-class Conversation(Protocol):
-    """One lane, as far as the rules ask."""
-
-    @property
-    def state(self) -> LaneState:
-        """Read off what was asked and not answered."""
-        ...
-
-    def outdated(self, reply: Any, /) -> bool:
-        """Whether a reply is about what another request has followed."""
-        ...
-
-    def expects(self, reply: Any, /) -> bool:
-        """Whether a reply of a kind that may come is the one that is due."""
-        ...
-
-
-def admits(event: Event, state: State, lane: Conversation | None) -> bool:
+def admits(event: Event, state: State, lane: Any) -> bool:
     """Whether an event is to be taken; False: it is outdated.
 
     `event`: what happened. `state`: of the session. `lane`: where it happened; None: on none, or on one that is over.
@@ -158,23 +141,25 @@ def admits(event: Event, state: State, lane: Conversation | None) -> bool:
         raise IllegalEventError("the session has not begun")
     if state is State.DONE:
         return False
+    if isinstance(event, Replied):
+        reply = event.reply
+        if lane is None or lane.outdated(reply):
+            return False
+        legal = TRANSITIONS[lane.state]
+        if type(reply) not in legal or not lane.expects(reply):
+            raise IllegalEventError(_unexpected(reply, Ready in legal))
+        return True
     if isinstance(event, Expired | Cancelled):
         return True
-    if lane is None or (isinstance(event, Replied) and lane.outdated(event.reply)):
-        return False
-    legal = TRANSITIONS[lane.state]
-    match event:
-        case Ready() if Ready not in legal:
-            raise IllegalEventError("the lane is open already")
-        case Replied(_, reply) if Ready in legal:
-            raise IllegalEventError(f"{type(reply).__name__} from a lane that is not open")
-        case Replied(_, reply) if type(reply) not in legal or not lane.expects(reply):
-            raise IllegalEventError(_unexpected(reply))
-    return True
+    if lane is not None and isinstance(event, Ready) and Ready not in TRANSITIONS[lane.state]:
+        raise IllegalEventError("the lane is open already")
+    return lane is not None
 
 
-def _unexpected(reply: Reply) -> str:
+def _unexpected(reply: Reply, opening: bool) -> str:
     match reply:
+        case _ if opening:
+            return f"{type(reply).__name__} from a lane that is not open"
         case PassDone():
             return f"pass {reply.number} with {len(reply.nodes)} answers was not asked for"
         case RowFetched():

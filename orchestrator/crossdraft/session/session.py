@@ -4,13 +4,14 @@ A lock-step round is the choice that drafts K tokens, waits for all of them and 
 up.
 """
 
+from collections import Counter
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.drafter_side import DrafterSide, of_branch
-from crossdraft.session.epoch import Epoch, Verdict
+from crossdraft.session.epoch import UNJUDGED, Epoch, Verdict
 from crossdraft.session.events import (
     Cancelled,
     Command,
@@ -24,12 +25,13 @@ from crossdraft.session.events import (
     Ready,
     Reason,
     Replied,
+    Reply,
     SetTimer,
     Timer,
 )
 from crossdraft.session.output import Output
 from crossdraft.session.rules import State, admits
-from crossdraft.session.target_side import TargetLane, TargetSide, path_of
+from crossdraft.session.target_side import TargetLane, TargetSide
 from crossdraft.speculation.choice import (
     ASIDE,
     PLAIN,
@@ -44,7 +46,7 @@ from crossdraft.speculation.choice import (
 )
 from crossdraft.text.letters import Letters
 from crossdraft.types import quick_dataclass
-from crossdraft.types.messages import Branch, Drafted, PassDone, PromptScored, RowFetched, Sample, Scored
+from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Sample, Scored
 from crossdraft.types.statistics import Counts, Kind
 from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
@@ -59,7 +61,7 @@ MAX_DECISIONS = 10_000  # that are kept for an explanation
 class Told(NamedTuple):
     """What the controller was told of drafts."""
 
-    verdict: Verdict = Verdict()  # of the running epoch
+    verdict: Verdict = UNJUDGED  # of the running epoch
     tokens: int = 0  # of the session's output
     undrafted: int = 0  # of these, as in `Session`
 
@@ -93,6 +95,7 @@ class Session:
         self._next: Choice | None = None  # how the next epoch is run, if that is decided before the running one ends
         self._stall = Stall()
         self._told = Told()
+        self._rounds: Counter[tuple[int, int, bool]] = Counter()  # how many had so many draft tokens, and this verdict
         self._undrafted = 0  # tokens that no draft brought: the target's own, and those of other branches of a tree
         self._no_draft = ""  # why there is no draft token yet
 
@@ -132,10 +135,9 @@ class Session:
 
     def _lane_of(self, event: Event) -> TargetLane | DrafterSide | None:
         """Where it happened; None: on no lane, or on one that is over."""
-        match event:
-            case Ready(lane) | Replied(lane) | Lost(lane):
-                return self.target.lanes.get(lane) or (self.drafter if lane == self.drafter.lane else None)
-        return None
+        if (lane := getattr(event, "lane", None)) is None:
+            return None
+        return self.target.lanes.get(lane) or (self.drafter if lane == self.drafter.lane else None)
 
     def _may_begin(self) -> bool:
         """Whether the prompt has been scored, if it must be, and the first pass can leave.
@@ -151,21 +153,11 @@ class Session:
     # Events.
 
     def _take(self, event: Event) -> list[Command]:
+        if isinstance(event, Replied):
+            return self._replied(event.lane, event.reply)
         match event:
             case Ready(lane):
                 return self.target.opened(lane) if lane in self.target.lanes else self._drafter_opened()
-            case Replied(lane, PassDone() as done):
-                self._passed(lane, done)
-            case Replied(lane, RowFetched() as fetched):
-                self.target.lanes[lane].fetched(fetched)
-            case Replied(lane, PromptScored() as scored):
-                self.target.scored(lane, scored)
-                self.counts.add(target_seconds=scored.seconds)
-                return [scored]
-            case Replied(_, Drafted() as drafted):
-                return self._drafted(drafted)
-            case Replied(_, Scored() as scores):
-                return self._scored(scores)
             case Lost():
                 return self._lost(event)
             case Expired(Timer.STALL, number):
@@ -189,34 +181,49 @@ class Session:
             return self._next_epoch()
         return self._end_run_for_draft()
 
+    def _replied(self, lane: Lane, reply: Reply) -> list[Command]:
+        if isinstance(reply, PassDone):
+            self._passed(lane, reply)
+        elif isinstance(reply, Drafted):
+            return self._drafted(reply)
+        elif isinstance(reply, Scored):
+            return self._scored(reply)
+        elif isinstance(reply, RowFetched):
+            self.target.lanes[lane].fetched(reply)
+        else:
+            self.target.scored(lane, reply)
+            self.counts.add(target_seconds=reply.seconds)
+            return [reply]
+        return []
+
     def _passed(self, lane: Lane, done: PassDone) -> None:
         flight = self.target.returned(lane, done)
-        # The first forward of a run was counted when it was asked for.
-        further = done.forwards - (not flight.drawn) if flight.sent.run > 1 else 0
-        self.counts.add(target_seconds=done.seconds, passes=further)
+        self.counts.add(target_seconds=done.seconds)
+        if flight.sent.run > 1:  # its first forward was counted when it was asked for
+            self.counts.add(passes=done.forwards - (not flight.drawn))
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
             self._observe(flight.seen(done))
 
     def _drafted(self, drafted: Drafted) -> list[Command]:
-        drafter, first, count = self.drafter, self.drafter.received, len(drafted.draft_tokens)
+        drafter, first, count = self.drafter, self.drafter.ledger.received, len(drafted.draft_tokens)
         if drafted.first != first:  # a duplicate
             return []
         if fault := drafter.fault_of(drafted, self.epoch.choice):
             return self._give_up_drafter(fault)
         seen = drafter.take(drafted, self.epoch, self._now)
-        if drafted.reason and not drafter.received:
+        if drafted.reason and not drafter.ledger.received:
             self._explain_aside(drafted.reason)
         self._observe(seen)
         if self._stall.over:
             self._stall = Stall(self._stall.number, self._stall.since)
-        self.counts.add(
-            drafter_seconds=drafted.seconds,
-            draft_tokens=count,
-            audited=count if self._given.audit else 0,
-            branches=len(drafted.branches),
-            branch_tokens=sum(len(branch.tokens) for branch in drafted.branches) if drafted.branches else 0,
-        )
-        if drafted.reason and not (drafter.received and self.epoch.choice.least_likely):  # else it did as it was told
+        self.counts.add(drafter_seconds=drafted.seconds, draft_tokens=count)
+        if self._given.audit is not None:
+            self.counts.add(audited=count)
+        if branches := drafted.branches:
+            self.counts.add(branches=len(branches), branch_tokens=sum(len(branch.tokens) for branch in branches))
+        if drafted.reason and not (
+            drafter.ledger.received and self.epoch.choice.least_likely
+        ):  # else it did as it was told
             self.counts.add(stood_aside=1)
             self.counts.note(undrafted=drafted.reason)
         return self.target.fetch_late(self.epoch, first)
@@ -371,7 +378,6 @@ class Session:
         run = next((run for run in self.target.runs if run.drawn >= run.half and not run.ending), None)
         if run is None or self._next is not None or self.output.left <= run.left:
             return []
-        self._report()
         choice = self._choose()
         if choice.drafts:
             self._next = choice
@@ -381,6 +387,8 @@ class Session:
     def _end(self, reason: Reason, error: BaseException | None = None) -> Finished:
         """Nothing more will be emitted."""
         self._report_end()
+        for (proposed, accepted, refused), number in self._rounds.items():
+            self.counts.rounds(proposed, accepted, refused, number)
         self._observe(Ended())
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
             self.counts.note(undrafted=self._no_draft)
@@ -396,18 +404,20 @@ class Session:
 
     def _go_on(self) -> list[Command]:
         commands: list[Command] = []
-        if self._given.method.samples and self.epoch.contradicts(self.output.text):
+        before = self.output.text
+        if self._given.method.samples and self.epoch.contradicts(before):
             commands += self._next_epoch()  # the output does not depend on the draft: its end need not be revealed
         commands += self._walk()
         if self._finished is not None:
             return commands
-        if self.epoch.choice.drafts:  # else it is enough before something is chosen
-            self._report()
-        else:
-            commands += self._extend_run()  # there are runs only where nothing is drafted
-        self.epoch.release(len(self.output.text))
-        self.drafter.branches.release(len(self.output.text))
-        return commands + self._pass() + self._advance()
+        self._report()
+        if not self.epoch.choice.drafts:  # else there are no runs
+            commands += self._extend_run()
+        if self.output.text is not before:
+            self.epoch.release(len(self.output.text))
+            self.drafter.branches.release(len(self.output.text))
+        commands += self._pass()
+        return commands + self._advance() if self.epoch.choice.overlap else commands
 
     def _walk(self) -> list[Command]:
         """Go on with what is at hand, until something is missing."""
@@ -475,7 +485,8 @@ class Session:
         ahead = Letters(text[epoch.start :])
         band, drafted = given.request.alignment_band, len(epoch.draft_tokens)
         ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, band, drafted)
-        epoch.begin(matching.walk(ground) if alone else self._given.method.walk(ground), draws)
+        undrafted = draws and not epoch.choice.drafts
+        epoch.begin(matching.drawn() if undrafted else self._given.method.walk(ground), draws)
 
     @property
     def _must_wait(self) -> bool:
@@ -517,9 +528,10 @@ class Session:
         Never where a draft token is being judged (the look-ahead trap: an epoch that ended at a row miss would make the
         output depend on letters that are not revealed yet).
         """
-        moved = len(self.output.text) > self.epoch.began
-        used_up = self.epoch.exhausted and (self.epoch.outrun or not self.drafter.due)
-        return used_up and moved and not need.judging and self._bare
+        epoch = self.epoch
+        moved = len(self.output.text) > epoch.began
+        used_up = moved and epoch.exhausted and (epoch.outrun or not self.drafter.due)
+        return used_up and not need.judging and self._bare
 
     @property
     def _bare(self) -> bool:
@@ -541,7 +553,7 @@ class Session:
         lane, epoch = self.target.free, self.epoch
         if lane is None:
             return []
-        path = path_of(epoch.waits_for)
+        path = epoch.waits_for.path if isinstance(epoch.waits_for, NeedRow) else ()  # where the walk needs a row
         if self.target.answers.after(path) is not None or self.target.due(path):
             if isinstance(epoch.waits_for, NeedDraftToken) and not self.target.flights:
                 return self._wait()
@@ -555,7 +567,7 @@ class Session:
     def _advance(self) -> list[Command]:
         """Ask for draft tokens up to the choice's max_draft_tokens beyond the frontier."""
         choice, epoch = self.epoch.choice, self.epoch
-        if not (choice.drafts and choice.overlap and self.drafter.received):
+        if not (choice.drafts and choice.overlap and self.drafter.ledger.received):
             return []
         return self.drafter.advance(
             epoch.passed(len(self.output.text)) + choice.max_draft_tokens, choice.chunk, self._now
@@ -586,7 +598,7 @@ class Session:
         """Tell the controller how far the draft has held since the last time, if anything is new."""
         before, verdict = self._told, self.epoch.verdict(self.output.text)
         held, tokens = before.verdict, self.counts.tokens
-        if verdict == held and tokens == before.tokens:
+        if tokens == before.tokens and (verdict is held or verdict == held):
             return verdict
         self._told = Told(verdict, tokens, self._undrafted)
         accepted, refused = verdict.accepted - held.accepted, verdict.refused and not held.refused
@@ -597,5 +609,5 @@ class Session:
     def _report_end(self) -> None:
         """Likewise; and count the epoch, which is over: the next one begins without a verdict."""
         verdict = self._report()
-        self.counts.round(len(self.epoch.draft_tokens), verdict.accepted, verdict.refused)
-        self._told = Told(Verdict(), self.counts.tokens, self._undrafted)
+        self._rounds[len(self.epoch.draft_tokens), *verdict] += 1
+        self._told = Told(UNJUDGED, self.counts.tokens, self._undrafted)

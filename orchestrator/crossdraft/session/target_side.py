@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
-from crossdraft.verification.walk import NeedRow, WalkStep
+from crossdraft.verification.walk import NeedRow
 
 MAX_BACKOFF = 1.0  # seconds
 MAX_STATES = 64  # hidden states that a drafter is told at once: the newest
@@ -40,11 +42,11 @@ SAME_DISTRIBUTION = 1e-3  # total difference allowed between a head and its whol
 
 @quick_dataclass(frozen=True, eq=False)
 class Flight:
-    """A pass that was sent. Of a run, `paths` is the one that it is at."""
+    """A pass that was sent. Of a run, `root` and `paths` are where it is now."""
 
     lane: Lane
     sent: Pass
-    root: int  # tokens of output that were committed when it left
+    root: int  # tokens of output that were committed when it left, and those that its run has brought
     paths: tuple[Path, ...]  # of what it answers, or answers next, from the root on
     own: Path = ()  # of `paths`, that of the draft's own tokens
     drawn: int = 0  # tokens that its run has brought before
@@ -65,7 +67,7 @@ class Flight:
             whole = 1 <= count <= max(1, self.left - done.more)
         else:
             whole = count == len(self.paths) and not done.more
-        return whole and all(isinstance(node, kind) for node in done.nodes)
+        return whole and all(map(isinstance, done.nodes, repeat(kind)))
 
     def seen(self, done: PassDone) -> PassSeen:
         """What the controller is told of an answer."""
@@ -74,15 +76,15 @@ class Flight:
 
     def after(self, done: PassDone) -> "Flight":
         """The same run after an answer that does not end it."""
-        return replace(self, paths=self.drawn_paths(done)[-1:], drawn=self.drawn + len(done.nodes))
+        count = len(done.nodes)
+        root, drawn = self.root + count, self.drawn + count
+        return Flight(self.lane, self.sent, root, self.paths, self.own, drawn, self.ending, self.half)
 
-    def drawn_paths(self, done: PassDone) -> tuple[Path, ...]:
-        """The path that a run was at, and that path extended by each of its new tokens."""
-        paths = [self.paths[0]]
-        for node in done.nodes:
-            assert isinstance(node, Sample)
-            paths.append((*paths[-1], node.token))
-        return tuple(paths)
+    def answered(self, nodes: Sequence[Row | Sample]) -> Sequence[Path]:
+        """The paths from the root on that an answer is about; of a run, all but its last token lead to the others."""
+        if self.sent.run == 1:
+            return self.paths
+        return list(accumulate([(node.token,) for node in nodes[:-1] if isinstance(node, Sample)], initial=()))
 
 
 class Held(NamedTuple):
@@ -178,13 +180,17 @@ class Answers:
         root, own = self._own
         if not self.covers(()) or flight.root + len(flight.own) > root + len(own):
             self._own = flight.root, flight.own
-        listed = flight.sent.listed or (None,) * len(nodes)
-        answered = flight.sent.answered if flight.sent.run == 1 else (0,) * len(nodes)
-        passed, lane, number = tuple(self._ids[flight.root : self._base]), flight.lane, flight.sent.number
-        size = len(passed)
-        for path, node, answer, extra in zip(flight.paths, answered, nodes, listed, strict=True):
-            if path[:size] == passed:  # else the output went another way
-                self._held[path[size:]] = Held(answer, lane, number, node, extra)
+        sent, passed = flight.sent, tuple(self._ids[flight.root : self._base])
+        answered = sent.answered if sent.run == 1 else (0,) * len(nodes)
+        known = zip(
+            nodes, repeat(flight.lane), repeat(sent.number), answered, sent.listed or repeat(None), strict=False
+        )
+        found: Iterator[tuple[Path, Held]] = zip(
+            flight.answered(nodes), map(partial(tuple.__new__, Held), known), strict=True
+        )
+        if size := len(passed):  # else the output may have gone another way
+            found = ((path[size:], held) for path, held in found if path[:size] == passed)
+        self._held.update(found)
         self._frontier = -1, None
 
     def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | Sample] | None:
@@ -300,8 +306,7 @@ class TargetLane:
         flight = self.flight
         assert flight is not None
         self.answered, self.flight = True, flight.after(done) if done.more else None
-        drawn = flight if flight.sent.run == 1 else replace(flight, paths=flight.drawn_paths(done)[:-1])
-        self._answers.add(drawn, done.nodes)
+        self._answers.add(flight, done.nodes)
         return flight
 
     def fetch(self, number: int, node: int, listed: Ids | None) -> list[Command] | None:
@@ -431,8 +436,11 @@ class TargetSide:
     @property
     def free(self) -> TargetLane | None:
         """A lane without a pass under way, preferably one that owes no row either."""
-        free = [lane for lane in self.lanes.values() if lane.ready and lane.flight is None]
-        return min(free, key=lambda lane: bool(lane.owed)) if len(free) > 1 else free[0] if free else None
+        found: TargetLane | None = None
+        for lane in self.lanes.values():
+            if lane.flight is None and lane.ready and (found is None or (found.owed and not lane.owed)):
+                found = lane
+        return found
 
     @property
     def flights(self) -> list[Flight]:
@@ -447,8 +455,8 @@ class TargetSide:
 
     def due(self, path: Path) -> bool:
         """Whether a pass under way brings what follows this path from the frontier on."""
-        ids = self._output.ids
-        return any((*ids[one.root :], *path) in one.paths for one in self.flights)
+        ids, flights = self._output.ids, self.flights
+        return bool(flights) and any((*ids[one.root :], *path) in one.paths for one in flights)
 
     def returned(self, lane: Lane, done: PassDone) -> Flight:
         """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""
@@ -457,8 +465,7 @@ class TargetSide:
             self._failing = 0, 0.0
         flight = known.returned(done)
         if done.hidden.places:
-            run, by_place = flight.sent.run > 1, done.hidden.by_place()
-            paths = flight.drawn_paths(done) if run else flight.paths
+            run, by_place, paths = flight.sent.run > 1, done.hidden.by_place(), flight.answered(done.nodes)
             nodes = range(done.first, done.first + len(paths)) if run else flight.sent.answered
             self._hidden += [
                 (flight.root, path, by_place[node]) for node, path in zip(nodes, paths, strict=True) if node in by_place
@@ -467,6 +474,8 @@ class TargetSide:
 
     def hidden(self) -> HiddenStates:
         """What the drafter is told of hidden states: by letters of output, those on its path."""
+        if not self._hidden:
+            return HiddenStates()
         ids, size = self._output.ids, len(self._output.text)
         found: dict[int, bytes] = {}
         for root, path, state in self._hidden:
@@ -570,11 +579,6 @@ class TargetSide:
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             ends.append(ends[1 + parent] + len(letters[token]))
         return max(ends)
-
-
-def path_of(step: WalkStep | None) -> Path:
-    """Where the walk needs a row, from the frontier on."""
-    return step.path if isinstance(step, NeedRow) else ()
 
 
 def _difference(head: Row, other: Row) -> float:

@@ -1,10 +1,11 @@
 """The vocabulary of controllers: how an epoch is run, among which arms is chosen, and what a controller is told."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import MAX_RUN, MOST_DRAFT_TOKENS
 from crossdraft.types.trees import MOST_NODES, tree_width
 
@@ -33,8 +34,10 @@ class Choice:
     run: int = 1  # without a drafter: tokens that the target draws in one pass; extended if the next choice is plain
     review_after: int = 0  # tokens of an overlapped epoch after which the controller decides how it goes on; 0: never
     reason: str = ""  # shown to users
+    drafts: bool = field(init=False, repr=False, compare=False)  # the drafter is asked at all
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "drafts", self.max_draft_tokens > 0)
         nodes = self.tree_nodes
         valid = (
             0 <= self.min_draft_tokens <= self.max_draft_tokens <= MOST_DRAFT_TOKENS
@@ -49,13 +52,11 @@ class Choice:
         if not valid:
             raise ValueError(f"a value is out of its range: {self}")
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Choice) and vars(self) == vars(other))
+
     def __hash__(self) -> int:
         return hash((self.max_draft_tokens, self.tree_nodes, self.min_draft_tokens))  # arms are looked up in each round
-
-    @property
-    def drafts(self) -> bool:
-        """Whether the drafter is asked at all."""
-        return self.max_draft_tokens > 0
 
     @property
     def width(self) -> int:
@@ -132,7 +133,7 @@ def arms_for(
     return tuple(dict.fromkeys(found))
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class DraftSeen:
     """A reply of the drafter arrived."""
 
@@ -143,7 +144,7 @@ class DraftSeen:
     aside: str = ""  # set: why the drafter cannot go on with this text
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class PassSeen:
     """A pass returned, or some tokens of a run."""
 
@@ -154,7 +155,7 @@ class PassSeen:
     fed: int = 1  # tokens that it computed, of all sessions
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Judged:
     """The walk went on: what became of draft tokens since the last observation."""
 
@@ -164,24 +165,24 @@ class Judged:
     settled: int  # ... of them drawn by the target without a draft token
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class StallSeen:
     """The target stood idle for draft tokens until patience ended."""
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class DrafterSeen:
     """A drafter came or went."""
 
     there: bool
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Started:
     """The output opens its services: its first pass is to come."""
 
 
-@dataclass(frozen=True)
+@quick_dataclass(frozen=True)
 class Ended:
     """The output is over."""
 

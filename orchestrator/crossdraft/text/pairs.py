@@ -67,7 +67,7 @@ class Pair:
 
     def target_id(self, drafter_id: int) -> int | None:
         """The target id of a drafter token, of several the first by rank; None if it is not shared."""
-        found = int(self._target_ids[drafter_id])
+        found: int = self._target_ids.item(drafter_id)
         return None if found == _NOT_SHARED else found
 
     def to_target_ids(self, ids: Ids) -> Ids:

@@ -183,7 +183,7 @@ def _checks(target: Tokenization, drafter: Tokenization) -> tuple[Check, ...]:
         "size": [f"{ours.size} and {theirs.size} ids"] if ours.size != theirs.size else [],
         "id map": [f"id {token} is {here!r} and {there!r}"] if token is not None else [],
         "special tokens": (
-            f"ids {what} differ, such as {next(iter(a ^ b))!r}" for what, (a, b) in special.items() if a != b
+            f"ids {what} differ, such as {min(a ^ b, key=str)!r}" for what, (a, b) in special.items() if a != b
         ),
         "encodings": (f"of {text!r}" for text, ids in texts.items() if ids != drafter.encode_prompt(text)),
         "decodings": (f"of {text!r}" for text, ids in texts.items() if target.shown(ids) != drafter.shown(ids)),

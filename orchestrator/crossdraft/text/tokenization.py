@@ -4,7 +4,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from tokenizers import Encoding, Tokenizer
 
@@ -159,6 +159,8 @@ class Tokenization:
         `letters`: any letters. `leave_out`: leave out what has no token here. Raises NotExpressible: a control symbol
         or a byte has no token here.
         """
+        if len(letters) <= SHORT and letters.isascii() and not self._unwritable:  # nearly always
+            return tuple(self._known(letters, leave_out))
         ids: list[int] = []
         for run, text in segments_of(letters, self._unwritable):
             if text is None:
@@ -262,11 +264,16 @@ _TO_BOUNDARY = re.compile(
 _CONTROLS = re.compile("([\u0100-\U0010ffff]+)")
 
 
+@cache
+def _strange(unwritable: str) -> re.Pattern[str]:
+    return re.compile(f"([\udc80-\udcff{re.escape(unwritable)}]+)")  # bytes that are not UTF-8 are decoded so
+
+
 def segments_of(letters: Letters, unwritable: str = "") -> Iterator[tuple[Letters, str | None]]:
     """Cuts letters into runs that are tokenized by themselves, in order, none of them empty: with its text, or None,
     each run of control symbols, or of bytes to be written one by one, as they are not UTF-8, or characters in
     `unwritable`, whose tokens decode to others."""
-    strange = re.compile(f"([\udc80-\udcff{re.escape(unwritable)}]+)")  # bytes that are not UTF-8 are decoded so
+    strange = _strange(unwritable)
     for place, run in enumerate(_CONTROLS.split(letters)):
         if place % 2:
             yield Letters(run), None

@@ -189,17 +189,17 @@ class Counts(Counted):
         self.__dict__["undrafted"] = undrafted or self.undrafted
         self.__dict__["drafter_lost"] = drafter_lost or self.drafter_lost
 
-    def round(self, proposed: int, accepted: int, refused: bool) -> None:
-        """Counts a finished round.
+    def rounds(self, proposed: int, accepted: int, refused: bool, number: int) -> None:
+        """Counts finished rounds.
 
-        `proposed`: draft tokens of the round. `accepted`: leading ones whose letters are all in the output. `refused`:
-        whether the next one was refused; if not, it was not judged.
+        `proposed`: draft tokens of each. `accepted`: leading ones whose letters are all in the output. `refused`:
+        whether the next one was refused; if not, it was not judged. `number`: of such rounds.
         """
         judged = min(proposed, accepted + refused)
         for name, reached in (("drafted_at", proposed), ("judged_at", judged), ("accepted_at", accepted)):
             counted = self.__dict__[name]
             counted += (0,) * (proposed - len(counted))
-            self.__dict__[name] = (*map((1).__add__, counted[:reached]), *counted[reached:])
+            self.__dict__[name] = (*map(number.__add__, counted[:reached]), *counted[reached:])
 
 
 def statistics_of(

@@ -67,11 +67,11 @@ def tree_of(paths: Iterable[Path], budget: int) -> TokenTree:
     for path in paths:
         parent = ROOT
         for token in path:
-            if (parent, token) not in nodes:
-                if len(tokens) >= budget:
+            node = nodes.setdefault((parent, token), len(tokens))
+            if node == len(tokens):
+                if node >= budget:
                     break
-                nodes[parent, token] = len(tokens)
                 tokens.append(token)
                 parents.append(parent)
-            parent = nodes[parent, token]
+            parent = node
     return TokenTree(tuple(tokens), tuple(parents))

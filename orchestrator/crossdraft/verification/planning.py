@@ -1,16 +1,17 @@
 """Which rows a pass fetches: guesses at the tokens that the walk will emit. They affect cost, never the output."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.text.letters import Letters
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import encode_beginning
 from crossdraft.types import quick_dataclass
 from crossdraft.types.rows import NO_IDS, DraftToken, Ids, Whose
 from crossdraft.types.trees import Path, TokenTree, tree_of
-from crossdraft.verification.walk import Guess, Method, draft_token_letters, target_support
+from crossdraft.verification.walk import Guess, Method, draft_token_letters, letters_of, target_support
 
 SIBLINGS = 16  # tokens of a row that may be beside the draft token
 
@@ -53,12 +54,7 @@ class Planner:
                 chain, and has other tokens of each row beside it. 0: the draft is a chain.
         """
         starts, text = self._layout(draft_tokens, skip)
-        guessed = {
-            Guess.OWN: lambda: self._own_path(starts),
-            Guess.CANONICAL: lambda: encode_beginning(self.encode, text),
-            Guess.LONGEST: lambda: self._longest(text),
-        }
-        paths = [guessed[guess]() for guess in self.method.guesses[: self.most_paths]]
+        paths = [self._guessed(guess, starts, text) for guess in self.method.guesses[: self.most_paths]]
         own = paths[0] if self.method.guesses[0] is Guess.OWN else ()
         others = alternatives if nodes else alternatives[: self.most_paths - len(paths)]
         paths += [encode_beginning(self.encode, other) for other in others]
@@ -66,6 +62,11 @@ class Planner:
         budget = max(0, min(nodes or self.budget, room))
         tree = tree_of(paths, budget)
         return Plan(tree, self._listed(tree, starts), own[:budget])
+
+    def _guessed(self, guess: Guess, starts: dict[int, DraftToken], text: Letters) -> Path:
+        if guess is Guess.OWN:
+            return self._own_path(starts)
+        return encode_beginning(self.encode, text) if guess is Guess.CANONICAL else self._longest(text)
 
     def listed(self, tree: TokenTree, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[Ids, ...]:
         """The ids that the walk may need at the root and at each node of a tree at the frontier; see `plan`."""
@@ -101,13 +102,10 @@ class Planner:
 
     def _layout(self, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[dict[int, DraftToken], Letters]:
         """The draft tokens from the frontier on, by where they begin after it, and the draft's text from it on."""
-        starts: dict[int, DraftToken] = {}
-        text = NOTHING
-        for draft_token in draft_tokens:
-            starts[len(text) - skip] = draft_token
-            text = Letters(text + draft_token_letters(self.pair, draft_token))
+        letters = letters_of(self.pair, draft_tokens)
+        starts = dict(zip(accumulate(map(len, letters), initial=-skip), draft_tokens, strict=False))
         ahead = {place: draft_token for place, draft_token in starts.items() if place >= 0} if skip else starts
-        return ahead, Letters(text[skip:])
+        return ahead, Letters("".join(letters)[skip:])
 
     def _longest(self, text: Letters) -> Path:
         """The text cut greedily into longest target tokens, up to the first place where no token fits."""
@@ -120,8 +118,9 @@ class Planner:
     def _own_path(self, starts: dict[int, DraftToken]) -> Path:
         """The draft's own tokens from the frontier on, up to the first that is no target token."""
         path: list[int] = []
+        of_drafter, theirs = self.pair.target_id, Whose.TARGET
         for one in starts.values() if 0 in starts else ():
-            token = one.token if one.whose is Whose.TARGET else self.pair.target_id(one.token)
+            token = one.token if one.whose is theirs else of_drafter(one.token)
             if token is None:
                 break
             path.append(token)

@@ -15,7 +15,7 @@ The release rule: a draft token is revealed when the walk asks for it, and nothi
 depend on a token that is drawn but not yet revealed. Otherwise the output does not have the target's distribution.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
@@ -195,14 +195,6 @@ def target_row(listed: Ids = NO_IDS, whole: bool = False, judging: bool = False,
     return row
 
 
-def target_sample() -> Steps[int]:
-    """The target's own draw at the frontier."""
-    token = yield SAMPLE
-    if not isinstance(token, int):
-        raise TypeError(f"NeedSample was answered with {token!r}")
-    return token
-
-
 def prefix_probabilities(strings: tuple[Letters, ...], tokens: int) -> Steps[Probabilities]:
     """The probabilities that the text of the draft's first `tokens` tokens starts with each string."""
     answer = yield NeedPrefix(strings, tokens)
@@ -215,6 +207,12 @@ def draft_token_letters(pair: Pair, draft_token: DraftToken) -> Letters:
     """The letters of a draft token."""
     vocabulary = pair.target if draft_token.whose is Whose.TARGET else pair.drafter
     return vocabulary.letters[draft_token.token]
+
+
+def letters_of(pair: Pair, draft_tokens: Iterable[DraftToken]) -> list[Letters]:
+    """The letters of each."""
+    target, drafter = pair.target.letters, pair.drafter.letters
+    return [(target if one.whose is Whose.TARGET else drafter)[one.token] for one in draft_tokens]
 
 
 def row_of(draft_token: DraftToken) -> Row:

@@ -37,6 +37,7 @@ MAX_LINKS = 64  # of one peer, or as many as it may have sessions: each process 
 MAX_EARLY = 16  # requests of a session that is still being opened
 SILENCE_PRECISION = 0.1  # of the silence that is allowed: how exactly it is kept
 OK = 0  # gRPC's status code
+RARE = messages.OpenTarget, messages.OpenDrafter, EndSession, BadMessage  # messages that are no session's requests
 
 
 class SessionHandler(Protocol[Ask_contra, Answer_contra]):
@@ -102,15 +103,14 @@ class Tally:
     def sent(self, reply: object, size: float) -> None:
         self.replies += 1
         self.bytes_sent += size
-        match reply:
-            case messages.PassDone():
-                self.passes += reply.forwards
-                self.pass_nodes += len(reply.nodes)
-            case messages.Drafted():
-                self.draft_tokens += len(reply.draft_tokens)
-                self.branches += len(reply.branches)
-            case messages.Scored():
-                self.scores += len(reply.probabilities)
+        if isinstance(reply, messages.PassDone):
+            self.passes += reply.forwards
+            self.pass_nodes += len(reply.nodes)
+        elif isinstance(reply, messages.Drafted):
+            self.draft_tokens += len(reply.draft_tokens)
+            self.branches += len(reply.branches)
+        elif isinstance(reply, messages.Scored):
+            self.scores += len(reply.probabilities)
         self.model_seconds += getattr(reply, "seconds", 0.0)
 
     def add(self, other: "Tally") -> None:
@@ -304,7 +304,9 @@ class ServerLink:
     def _received(self, number: int, message: Any, size: float) -> None:
         session = self._sessions.get(number)
         try:
-            if isinstance(message, messages.OpenTarget | messages.OpenDrafter):
+            if session is not None and not isinstance(message, RARE):
+                session.received(message, size)
+            elif isinstance(message, messages.OpenTarget | messages.OpenDrafter):
                 self._begin(number, message, size)
             elif session is None:
                 if isinstance(message, BadMessage):  # perhaps it was to begin one
@@ -312,10 +314,8 @@ class ServerLink:
             elif isinstance(message, EndSession):
                 self._forget(number, CLOSED)
                 self.outbox.drop(number)
-            elif isinstance(message, BadMessage):
-                raise message
             else:
-                session.received(message, size)
+                raise message
         except Exception as error:  # a fault in one session, of client or service, ends no other
             self.end(number, error)
 

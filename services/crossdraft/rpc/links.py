@@ -104,18 +104,18 @@ class Outbox(Generic[Waiting]):
         `join` makes one message of the session's latest that waits and this one, or returns None.
         """
         waiting = self._waiting.setdefault(session, [])
-        joined = None if join is None or not waiting else join(waiting[-1][0], message)
-        if joined is not None:
+        if join is not None and waiting and (joined := join(waiting[-1][0], message)) is not None:
             message = joined
             self._count_out([waiting.pop()])
         weight = self._codec.weight(message)
         waiting.append((message, weight))
         self._count += 1
         self._weight += weight
-        if within <= 0:
-            self._news.set()
-        elif not self._news.is_set():
-            self._leave_within(within)
+        if not self._news.is_set():
+            if within <= 0:
+                self._news.set()
+            else:
+                self._leave_within(within)
         return len(waiting)
 
     def _leave_within(self, seconds: float) -> None:
@@ -422,27 +422,27 @@ class Link:
                 turn = time.perf_counter()
 
     def _received(self, number: int, session: LinkSession, message: Any) -> None:
+        ledger = session.ledger
         if isinstance(message, SessionEnded):
             self._lose(number, self._meaning(message))
         elif isinstance(message, BadMessage):
             self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
-        elif isinstance(message, Opened) and message.fingerprint != self._fingerprint:
-            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
-        elif not (session.is_open or isinstance(message, Opened)):
-            what = type(message).__name__
-            self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
-        else:
-            at, ledger = now(), session.ledger
-            if not isinstance(message, Opened):
-                if ledger.take(message, at) is None:
+        elif not isinstance(message, Opened):
+            if session.is_open:
+                if ledger.take(message, at := now()) is None:
                     ledger.heard(at)
                 session.listener.received(message)
-            elif session.is_open:
-                ledger.heard(at)  # a sign that the service works
             else:
-                session.is_open = True
-                ledger.opened(at)
-                session.listener.opened()
+                what = type(message).__name__
+                self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
+        elif message.fingerprint != self._fingerprint:
+            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
+        elif session.is_open:
+            ledger.heard(now())  # a sign that the service works
+        else:
+            session.is_open = True
+            ledger.opened(now())
+            session.listener.opened()
 
     def _meaning(self, ended: SessionEnded) -> ServiceError:
         code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)

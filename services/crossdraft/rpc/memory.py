@@ -38,21 +38,27 @@ class MemoryFrame(bytes):
     @staticmethod
     def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
         """Raises ValueError where the codec of a wire would because of rows."""
-        frame = MemoryFrame()
-        sent = [node for _, one in messages if isinstance(one, PassDone) for node in one.nodes if isinstance(node, Row)]
+        frame, passes = MemoryFrame(), [one for _, one in messages if isinstance(one, PassDone)]
+        sent = [
+            one
+            for done in passes
+            if isinstance(next(iter(done.nodes), None), Row)
+            for one in done.nodes
+            if isinstance(one, Row)
+        ]
         rows = iter(codec.rounded(sent) if sent else ())
         frame.messages = tuple((number, _rounded(message, rows)) for number, message in messages)
         return frame
 
 
 def _rounded(message: Any, rows: Iterator[Row]) -> Any:
-    match message:
-        case PassDone(nodes=(Row(), *_) as nodes):
-            return replace(message, nodes=tuple(islice(rows, len(nodes))))
-        case RowFetched(row=row) if row.whole:
+    if isinstance(message, PassDone) and isinstance(next(iter(message.nodes), None), Row):
+        return replace(message, nodes=tuple(islice(rows, len(message.nodes))))
+    if isinstance(message, RowFetched):
+        row = message.row
+        if row.whole:
             return replace(message, row=replace(row, probabilities=row.probabilities.astype(np.float32).astype(float)))
-        case RowFetched():
-            return replace(message, row=codec.rounded([message.row])[0])
+        return replace(message, row=codec.rounded([row])[0])
     return message
 
 
@@ -60,7 +66,7 @@ def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, A
     """Of a link on this channel, or in this handler's context."""
     if not isinstance(side, MemoryChannel | MemoryContext):
         return otherwise
-    return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], otherwise.weight)
+    return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], lambda message: 1)  # nothing is copied
 
 
 def serves(address: str) -> bool:

@@ -141,14 +141,9 @@ def joined(before: Reply, after: Reply) -> PassDone | None:
     """One reply in place of two that follow each other, if they are of one run."""
     if not (isinstance(before, PassDone) and isinstance(after, PassDone) and before.number == after.number):
         return None
-    return replace(
-        after,
-        nodes=before.nodes + after.nodes,
-        seconds=before.seconds + after.seconds,
-        queued=before.queued + after.queued,
-        forwards=before.forwards + after.forwards,
-        first=before.first,
-    )
+    nodes, times = before.nodes + after.nodes, (before.seconds + after.seconds, before.queued + after.queued)
+    forwards, batch = before.forwards + after.forwards, (after.shared, after.fed)
+    return PassDone(after.number, nodes, *times, after.more, forwards, *batch, before.first, after.hidden)
 
 
 class TargetSession:
