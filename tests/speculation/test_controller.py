@@ -23,8 +23,8 @@ from crossdraft.speculation.choice import (
     Started,
     arms_for,
 )
-from crossdraft.speculation.contest import Record
-from crossdraft.speculation.controller import ASIDE_FOR, SILENT, Arms, OutputController, TargetController
+from crossdraft.speculation.controller import ASIDE_FOR, MANY, SILENT, Arms, OutputController, TargetController
+from crossdraft.speculation.selection import Record
 from tests.speculation.simulator import (
     CHAINS,
     KIND,
@@ -171,7 +171,7 @@ def test_so_it_does_where_services_share_a_processor_and_outputs_are_short(outpu
     world, number = replace(SHARED, prompt=prompt), 6 * outputs
     for seed in range(2):
         shared = TargetController()
-        shared.account.excuses = -math.inf
+        shared.budget.excuses = -math.inf
         plain = Simulation(world, lambda: Fixed(PLAIN), 128, outputs, seed).until_ended(number)
         auto = Simulation(world, partial(shared.output, KIND, CHAINS), 128, outputs, seed).until_ended(number)
         assert auto <= (1.02 + 70 / (6 * 128)) * plain, (auto / plain, seed)
@@ -278,7 +278,7 @@ def usual(
 ) -> tuple[TargetController, list[OutputController]]:
     """... and all use this arm."""
     shared, outputs = begun(number, arms, **how)
-    shared.contest.usual = arm
+    shared.selection.usual = arm
     return shared, outputs
 
 
@@ -300,19 +300,16 @@ def test_limits_hold(arms: Arms, holds: Callable[[Choice], bool]) -> None:
 
 def test_prepared_continuations_that_are_asked_for_are_in_overlapped_epochs() -> None:
     arms = arms_for(branches=(3, 2), targets=2)
-    arm = next(one for one in arms if one.drafts and one.overlap and one.min_draft_tokens == 2)
+    arm = next(one for one in arms if one.drafts and one.overlap and one.min_draft_tokens)
     _, (output,) = usual(arm, arms=arms, targets=2)
     choice = output.choose(0.0)
     assert (choice.branch_depth, choice.branch_width, choice.speculate) == (3, 2, True)
-    assert choice.settings == "overlapped (at most 8 ahead, waits for 2, 2 x 3 prepared)"
+    assert choice.settings == "overlapped (at most 16 ahead, waits for 4, 2 x 3 prepared)"
 
 
-@pytest.mark.parametrize(("outputs", "step_ms", "replied"), [(1, 4, 1), (1, 1, 2), (16, 4, 2)])
-def test_replies_hold_two_draft_tokens_where_steps_are_short_or_outputs_many(
-    outputs: int, step_ms: float, replied: int
-) -> None:
-    shared, (output, *_) = usual(CHAINS[-1], outputs)
-    shared.costs.steps.add(step_ms / 1e3)
+@pytest.mark.parametrize(("outputs", "replied"), [(1, 1), (MANY, 1), (MANY + 1, 2)])
+def test_replies_hold_two_draft_tokens_where_outputs_are_many(outputs: int, replied: int) -> None:
+    _, (output, *_) = usual(CHAINS[-1], outputs)
     choice = output.choose(0.0)
     assert choice.overlap
     assert choice.chunk == replied
@@ -352,7 +349,7 @@ def test_a_drafter_that_brings_nothing_is_shown() -> None:
     other.observe(Started(), 29.0)
     output.observe(Ended(), 30.0)
     assert shared.idle(90.0) == ""  # nobody waits
-    shared.contest.usual, shared.contest.records = PLAIN, {rounds_of(8): Record(1.0)}
+    shared.selection.usual, shared.selection.records = PLAIN, {rounds_of(8): Record(1.0)}
     assert shared.idle(10.0).startswith("paused")
 
 
@@ -362,23 +359,23 @@ def test_a_drafter_is_wanted_while_one_may_be_used() -> None:
     assert output.wants_drafter(0.0)  # it opens while the first tokens come
     shared.costs.target.add(0.01)
     assert not output.wants_drafter(0.0)
-    shared.contest.trial = rounds_of(8)
+    shared.selection.trial = rounds_of(8)
     assert output.wants_drafter(0.0)
 
 
 def test_a_text_that_fares_clearly_worse_is_decided_for_alone() -> None:
-    shared, (hard, *others) = usual(rounds_of(5), 3)
-    shared.costs.steps.add(0.004)
+    shared, (hard, *others) = usual(rounds_of(8), 3)
+    shared.costs.steps[False].add(0.004)
     for _ in range(20):
         for output in (hard, *others):
             output.choose(0.0)
-            accepted = 0 if output is hard else 5
-            output.observe(DraftSeen(5, 0.02, 0.02), 0.0)
+            accepted = 0 if output is hard else 8
+            output.observe(DraftSeen(8, 0.032, 0.032), 0.0)
             output.observe(Judged(accepted, output is hard, accepted + 1, 0), 0.0)
     assert not hard.choose(1.0).drafts
     assert "worse than usual" in hard.choose(1.0).reason
     assert not hard.shares
-    assert all(one.choose(1.0).max_draft_tokens == 5 and one.shares for one in others)
+    assert all(one.choose(1.0).max_draft_tokens == 8 and one.shares for one in others)
     for other in others:
         other.observe(Ended(), 2.0)
     hard.choose(2.0)
@@ -386,20 +383,18 @@ def test_a_text_that_fares_clearly_worse_is_decided_for_alone() -> None:
 
 
 def test_an_explanation_has_what_each_arm_was_expected_to_bring_and_has_brought() -> None:
-    shared, (output,) = usual(rounds_of(5))
-    shared.contest.records[rounds_of(5)] = Record(4.0, 4.0, 4.0)
+    shared, (output,) = usual(rounds_of(8))
+    shared.selection.records[rounds_of(8)] = Record(4.0, 4.0, 4.0)
     lines = output.explain()
     assert lines[0] == "a pass of 1 output takes 10 ms; 75% of draft tokens are accepted"
-    rows = {line[:44].strip(): line[44:].split() for line in lines[2:-2]}
-    (first, five), *others = rows.items()
-    assert first == "lock-step (rounds of 5)"  # what was tried, and then what seems fastest
-    assert float(five[1]) == pytest.approx(float(five[0]))
+    rows = {line[:44].strip(): line[44:].split() for line in lines[2:-1]}
+    (first, eight), *others = rows.items()
+    assert first == "lock-step (rounds of 8)"  # what was tried, and then what seems fastest
+    assert float(eight[1]) == pytest.approx(float(eight[0]))
     assert all(row[1:] == ["not", "tried"] for _, row in others)
     assert [float(row[0]) for _, row in others] == sorted((float(row[0]) for _, row in others), reverse=True)
-    assert lines[-2:] == [
-        f"and {len(CHAINS) - len(rows)} that seem slower",
-        "in use: lock-step (rounds of 5); trials may cost 30 tokens more",
-    ]
+    assert len(rows) == len(CHAINS)
+    assert lines[-1] == "in use: lock-step (rounds of 8); trials may cost 30 tokens more"
     assert TargetController().output(KIND, CHAINS).explain() == ["nothing is known yet"]
 
 
@@ -409,7 +404,7 @@ def test_outputs_of_other_limits_share_what_arms_have_shown() -> None:
     simulation = Simulation(World(0.9), lambda: target.output(KIND, next(limits)), 32, 3)
     simulation.speed(2.0)
     assert simulation.speed(4.0) > 1.3 * fixed_speed(World(0.9), PLAIN, 32, 3, 2.0)
-    assert len(target.contests) == 2  # of one output, and of several
+    assert len(target.selections) == 2  # of one output, and of several
 
 
 def test_an_output_that_has_ended_has_no_targets() -> None:
@@ -432,4 +427,4 @@ def test_tokens_of_outputs_that_decide_for_themselves_are_not_taken_for_others()
             output._alone = turn > 5 and output is outputs[0]
             output.observe(Judged(0, False, 1, 1), 0.01 * turn)
             output.observe(PassSeen(0.01, sessions=3, fed=3), 0.01 * turn)
-    assert shared.contest.speeds(shared.guesses(outputs, (PLAIN,)))[PLAIN] == pytest.approx(100, rel=0.1)
+    assert shared.selection.speeds(shared.guesses(outputs, (PLAIN,)))[PLAIN] == pytest.approx(100, rel=0.1)
