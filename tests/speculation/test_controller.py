@@ -12,6 +12,7 @@ import pytest
 
 from crossdraft.speculation import estimates
 from crossdraft.speculation.choice import (
+    LONG_RUN,
     PLAIN,
     Choice,
     Controller,
@@ -23,7 +24,7 @@ from crossdraft.speculation.choice import (
     Started,
     arms_for,
 )
-from crossdraft.speculation.controller import ASIDE_FOR, MANY, SILENT, Arms, OutputController, TargetController
+from crossdraft.speculation.controller import MANY, SILENT, Arms, OutputController, TargetController
 from crossdraft.speculation.selection import Record
 from tests.speculation.simulator import (
     CHAINS,
@@ -321,7 +322,7 @@ def test_a_drafter_that_stands_aside_is_asked_again_after_a_while() -> None:
     output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 0.1)
     assert not output.choose(0.1).drafts
     assert output.choose(0.1).reason == "the drafter cannot go on with this text: no room"
-    output.observe(Judged(0, False, ASIDE_FOR, 1), 0.2)
+    output.observe(Judged(0, False, 4 * LONG_RUN, 1), 0.2)
     assert output.choose(0.3).drafts
 
 

@@ -8,7 +8,7 @@ by its own acceptance. Everything depends on times and on revealed draft tokens 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, log2
+from math import log2
 from statistics import fmean
 
 from crossdraft.speculation.choice import (
@@ -27,16 +27,13 @@ from crossdraft.speculation.choice import (
     Started,
 )
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
-from crossdraft.speculation.selection import CREDIT, ArmSelection, Guesses, LossBudget
+from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
 
-PATIENCE = 3.0  # times the expected wait that a pass waits at most
 # Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
 # message is work for the event loop, and what was decided holds as long.
 SHORT_RUN = 4
 MANY = 8  # outputs whose single draft tokens keep the event loop busy: then a reply has two, half as much work
-ASIDE_FOR = 4 * LONG_RUN  # tokens until a drafter is asked again that cannot go on with a text
 RECENT = MEMORY / 5  # judged draft tokens, of all or of one output, that are compared with usual ones
-EXPLAINED = 6  # arms: those that were tried, the fastest first, then those that seem so
 SILENT = 5.0  # seconds without a draft token after which a drafter is shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
@@ -108,14 +105,13 @@ class TargetController:
         self._others.add(max(0.0, seen.sessions - self._own))
         if (seen.sessions, seen.fed, seen.seconds) != self._pass:  # else another output in it has told of it
             self._pass = seen.sessions, seen.fed, seen.seconds
-            fed, most = max(seen.fed, seen.sessions), seen.sessions * self._round.each
-            if not (self._round.pure and self.selection.current.overlap):  # on one device drafts slow these passes down
+            arm, fed, most = self.selection.current, max(seen.fed, seen.sessions), seen.sessions * self._round.each
+            if not (self._round.pure and arm.overlap):  # on one device drafts slow these passes down
                 self.costs.target.add(seen.seconds / seen.forwards, fed)
             if fed > most:  # a prompt is read, too: that is nobody's, but how much slower it is beside drafts
-                usual = (
-                    inf if self._round.pure and not self.selection.current.drafts else self.costs.target.seconds(fed)
-                )
-                self._reading += max(0.0, min(seen.seconds, usual) - self.costs.target.seconds(most))
+                known = self._round.pure and not arm.drafts
+                usual = seen.seconds if known else min(seen.seconds, self.costs.target.seconds(fed))
+                self._reading += max(0.0, usual - self.costs.target.seconds(most))
         self._passes += seen.forwards * shares
         began, over = self._round.began, self._tokens and self._passes >= max(1, len(self._round.sharing))
         if began is None or (now > began and over):
@@ -244,7 +240,7 @@ class OutputController(Controller):
     def _answered(self, seen: DraftSeen) -> None:
         outputs, costs = self.target.outputs, self.target.costs
         self._drafted += seen.draft_tokens
-        self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
+        self._aside, self._why = 4 * LONG_RUN if seen.aside and not self._drafted else 0, seen.aside
         if seen.draft_tokens:
             self.asked = None
             drafting = sum(one._arm.drafts for one in outputs)
@@ -296,12 +292,11 @@ class OutputController(Controller):
             f"{'':44}{'expected':>12}{'measured':>12}{'tokens/s of all outputs':>26}",
         ]
         ordered = sorted(speeds, key=lambda arm: (selection.seen(arm) > 0, speeds[arm]), reverse=True)
-        for arm in ordered[:EXPLAINED]:
+        for arm in ordered:
             expected, measured = load * guesses[arm].tokens / guesses[arm].seconds, f"{load * speeds[arm]:.1f}"
             lines.append(f"{arm.settings:44}{expected:12.1f}{measured if selection.seen(arm) else 'not tried':>12}")
-        left = [f"and {len(ordered) - EXPLAINED} that seem slower"] * (len(ordered) > EXPLAINED)
         trial = "on trial" if selection.trial is not None else "in use"
-        return [*lines, *left, f"{trial}: {selection.current.settings}; trials may cost {credit:.0f} tokens more"]
+        return [*lines, f"{trial}: {selection.current.settings}; trials may cost {credit:.0f} tokens more"]
 
     def wants_drafter(self, now: float) -> bool:
         """Whether its next choice may be to draft."""
@@ -343,5 +338,5 @@ class OutputController(Controller):
         tree = arm.tree_nodes and self._greedy  # ends where a step costs more tokens than it brings
         likely = min(1.0, costs.step(arm, many) * self.target.speed) if tree else 0.0
         chunk, review = (1 + (many > MANY), 4 * SHORT_RUN) if arm.overlap else (1, 0)
-        waits = PATIENCE * costs.arrival(arm, many, wait + chunk) if wait else 0.0
+        waits = STALL * costs.arrival(arm, many, wait + chunk) if wait else 0.0
         return replace(arm, patience=waits, least_likely=likely, chunk=chunk, review_after=review, reason=reason)

@@ -25,7 +25,7 @@ MARGIN = 1.04  # times as fast as the usual arm that another one must be: less i
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
 UNLIKE = 1.0  # ... while no rounds, or no overlapped arms, were seen: on one device these slow passes and steps down
 GUESS = 0.5  # windows that a guess of an arm's speed weighs beside what was measured
-TOLD = 1.0  # ... and that of a round's tokens, as acceptance is known from the rounds of all arms
+TOLD = 3.0  # ... and that of a round's tokens, as acceptance is known from the rounds of all arms
 
 
 @dataclass
@@ -184,9 +184,7 @@ class ArmSelection:
             self.usual = plain
         hope = self.hope(speeds)
         tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
-        lost = WINDOW * guesses[tried].seconds * max(0.0, speeds[self.usual] - speeds[tried])
         known, may = self.seen(plain) or plain.drafts, free / 3  # with less than a token it shows nothing
-        affordable = may > 1 and (lost < may or free >= CREDIT / 2)  # more can never be saved for it
-        if known and affordable and hope[tried] > MARGIN * speeds[self.usual]:
+        if known and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
             self.trial, self._floor = tried, self.budget.credit - may
         self._new = self.current != used
