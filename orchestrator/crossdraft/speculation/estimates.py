@@ -16,7 +16,7 @@ MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is 
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
 UNKNOWN_STEP = 0.2  # of a pass, that a draft token takes until it is known: drafters are made to be small
 ALONE = 0.5  # of what it takes beside a pass, until it is known: a GPU makes a round's draft at once, in a fifth
-CROWDED = 0.1  # exponent: outputs that overlap get out of step, and passes have fewer of them; as simulated
+CROWDED = 0.2  # exponent: outputs that overlap get out of step, and passes have fewer of them; as simulated
 BRANCHED = 0.2  # exponent: with n times the nodes of a chain, a tree misses n^-0.2 times as often, measured
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
 

@@ -7,7 +7,7 @@ used. So at most EARNED of all tokens and CREDIT of each output are lost, and wh
 overdraws it by. No more than CREDIT of that is owed: else an outage of minutes would keep drafters away for hours.
 
 A round that takes STALL times as long as expected is nobody's, as a capture, a garbage collection or a first use is:
-it counts as one that took as long as expected. EXCUSES rounds are so excused, and EARNED of further ones.
+it does not count. EXCUSES rounds are so excused, and EARNED of further ones.
 """
 
 from collections.abc import Mapping
@@ -127,7 +127,7 @@ class ArmSelection:
         """
         arm, guess, speeds = self.current, guesses[self.current], self.speeds(guesses)
         if arm.drafts and self.budget.excused(seconds > STALL * guess.seconds):
-            seconds = guess.seconds
+            return
         self._charge(seconds, tokens, speeds)
         if pure and self._new and arm.drafts:
             self._new = False
