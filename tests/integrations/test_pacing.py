@@ -188,7 +188,9 @@ def test_batches_of_different_sizes_are_measured_apart() -> None:
     pacing, drafted = Pacing(MOST, WAIT), {1: 0, 16: 0}
     for _ in range(500):
         for requests in drafted:
-            found = run(lambda _, n=requests: (STEP if n == 1 else 3 * STEP, 2.0), 1, pacing, requests)
+            found = run(
+                lambda _, n=requests: (STEP if n == 1 else 1.5 * STEP, 2.0 if n == 1 else 1.0), 1, pacing, requests
+            )
             drafted[requests] += sum(found[1])
     assert drafted[1] > 0.8 * 500
     assert drafted[16] < 0.3 * 500

@@ -25,7 +25,7 @@ MARGIN = 1.04  # times as fast as the usual arm that another one must be: less i
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
 UNLIKE = 1.0  # ... while no rounds, or no overlapped arms, were seen: on one device these slow passes and steps down
 GUESS = 0.5  # windows that a guess of an arm's speed weighs beside what was measured
-TOLD = 3.0  # ... and that of a round's tokens, as acceptance is known from the rounds of all arms
+TOLD = 1.0  # ... and that of a round's tokens, as acceptance is known from the rounds of all arms
 
 
 @dataclass
