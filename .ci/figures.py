@@ -19,7 +19,7 @@ LABORATORY = "crossdraft.lab"
 SMALL = 80  # lines of a module that may belong in its only importer
 LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever brings a figure down lowers its limit
     "source modules": 167,
-    "source lines": 39_534,
+    "source lines": 39_525,
     "lines of the laboratory": 5_324,
     "modules in the largest folder": 21,
     "longest chain of imports": 17,

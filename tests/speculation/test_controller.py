@@ -408,6 +408,18 @@ def test_outputs_of_other_limits_share_what_arms_have_shown() -> None:
     assert len(target.selections) == 2  # of one output, and of several
 
 
+@pytest.mark.parametrize(("arm", "seconds"), [(rounds_of(8), 0.03), (CHAINS[-1], 0.01)])
+def test_passes_that_drafts_beside_them_slow_down_are_no_cost_of_other_arms(arm: Choice, seconds: float) -> None:
+    shared, (output,) = usual(arm)
+    for turn in range(12):
+        output.choose(0.0)
+        output.observe(DraftSeen(4, 0.001, 0.001), 0.1 * turn)
+        output.observe(Judged(2, True, 3, 0), 0.1 * turn)
+        output.observe(PassSeen(0.03 + 1e-6 * turn), 0.1 * turn)
+        shared.selection.trial, shared.selection.usual = None, arm
+    assert shared.costs.target.seconds(1) == pytest.approx(seconds, rel=0.01)
+
+
 def test_an_output_that_has_ended_has_no_targets() -> None:
     target, kind = TargetController(), ("coupled", 0.0, None)
     several, *others = (target.output(kind, CHAINS, number) for number in (2, 1, 1))

@@ -7,7 +7,7 @@ import pytest
 
 from crossdraft.speculation.choice import PLAIN, Choice, arms_for
 from crossdraft.speculation.estimates import Round
-from crossdraft.speculation.selection import CREDIT, EARNED, EXCUSES, ArmSelection, LossBudget
+from crossdraft.speculation.selection import CREDIT, EARNED, EXCUSES, WINDOW, ArmSelection, LossBudget
 
 PASS = 0.01  # seconds
 ARMS = arms_for()[1:]
@@ -134,6 +134,26 @@ def test_a_stall_is_nobodys_and_what_always_takes_long_is_a_cost() -> None:
 
         run(cost, 2000, selection)
         assert (selection.usual == slow) is used
+
+
+def test_the_first_round_of_an_arm_is_charged_and_says_nothing() -> None:
+    """Outputs get in step in it."""
+    selection = selection_of()
+    for _ in range(3):
+        selection.add(PASS, 1.0, True, guessed(), 1)
+    tried = selection.current
+    for seen in (False, True):
+        credit = selection.budget.credit
+        selection.add(2 * PASS, 1.0, True, guessed(), 1)
+        assert (selection.seen(tried) > 0) is seen
+        assert selection.budget.credit < credit
+
+
+def test_an_arm_all_of_whose_rounds_are_excused_has_shown_nothing() -> None:
+    selection = selection_of()
+    run(lambda _, arm: (PASS * (10 if arm.drafts else 1), 1.0), 3 + WINDOW, selection)
+    assert not selection.usual.drafts
+    assert not any(selection.seen(arm) for arm in ARMS)
 
 
 def test_an_outage_keeps_no_drafter_away_for_long() -> None:
