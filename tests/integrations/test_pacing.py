@@ -8,8 +8,8 @@ import pytest
 from crossdraft.integrations.vllm.pacing import DrafterPace, Offer, Pacing, worth_of_first
 from crossdraft.integrations.vllm.streams import Guess, Outcome
 from crossdraft.speculation.choice import DraftSeen
-from crossdraft.speculation.contest import CREDIT, EARNED
 from crossdraft.speculation.estimates import Share
+from crossdraft.speculation.selection import CREDIT, EARNED
 
 MOST = 4
 STEP = 0.05  # seconds of the target

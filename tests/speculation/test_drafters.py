@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from crossdraft.speculation.contest import CREDIT, EARNED
 from crossdraft.speculation.controller import TargetController
 from crossdraft.speculation.drafters import DrafterChoice
+from crossdraft.speculation.selection import CREDIT, EARNED
 from tests.speculation.simulator import CHAINS, KIND, Simulation, World
 
 TOKENS = 100  # of an output

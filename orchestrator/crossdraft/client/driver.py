@@ -317,7 +317,7 @@ class Driver:
             commands = self._session.start(now) if event is None else self._session.handle(event, now)
         finally:
             self._clock.verified(time.perf_counter() - began)
-            if self._recorders:
+            if self._watches:
                 self._record(event, now, commands)
         return commands
 

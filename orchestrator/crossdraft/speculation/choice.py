@@ -87,11 +87,14 @@ class Choice:
 
 LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that follows waits for at most half
 ASIDE = "the drafter cannot go on with this text: {}"  # the reason of epochs without a draft token, in every mode
-PLAIN = Choice(max_draft_tokens=0, run=LONG_RUN, reason="plain decoding")
+PLAIN = Choice(max_draft_tokens=0, overlap=False, run=LONG_RUN, reason="plain decoding")
 
-ROUNDS = (2, 3, 5, 8)  # draft tokens of lock-step rounds: neighbours differ by a tenth where the best is between them
+ROUNDS = (
+    3,
+    8,
+)  # draft tokens of lock-step rounds: where others are the best they are so by at most a twentieth, simulated
 TREES = ((5, 16), (8, 32))  # depth and nodes of draft trees
-OVERLAPPED = ((8, 0), (8, 2), (16, 4))  # draft tokens ahead at most, and that a pass waits for; 0: it never waits
+OVERLAPPED = ((8, 0), (16, 4))  # draft tokens ahead at most, and that a pass waits for; 0: it never waits
 MOST_AHEAD = 2 * OVERLAPPED[-1][0]  # draft tokens of any arm, unless a request says otherwise or they are copies
 
 

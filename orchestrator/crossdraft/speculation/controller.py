@@ -1,14 +1,14 @@
 """One controller for all targets of one model and their drafters decides for all outputs of an orchestrator.
 
-All outputs use one arm, the one that has brought the most tokens a second at about this load (`contest`), so that what
-is measured is what it brings when all use it. An output whose draft tokens clearly fare otherwise decides for itself,
+All outputs use one arm, the one that has brought the most tokens a second at about this load (`selection`): so what is
+measured is what it brings when all use it. An output whose draft tokens clearly fare otherwise decides for itself,
 by its own acceptance. Everything depends on times and on revealed draft tokens only.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from math import inf, log2
+from dataclasses import dataclass, replace
+from math import log2
 from statistics import fmean
 
 from crossdraft.speculation.choice import (
@@ -26,17 +26,14 @@ from crossdraft.speculation.choice import (
     StallSeen,
     Started,
 )
-from crossdraft.speculation.contest import CREDIT, Account, Contest, Guesses
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
+from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
 
-PATIENCE = 3.0  # times the expected wait that a pass waits at most
 # Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
 # message is work for the event loop, and what was decided holds as long.
 SHORT_RUN = 4
-MANY = 8  # outputs whose single draft tokens keep the loop busy: 16 lose up to 0.4 by them, simulated, and 4 gain 0.05
-ASIDE_FOR = 4 * LONG_RUN  # tokens until a drafter is asked again that cannot go on with a text
+MANY = 8  # outputs whose single draft tokens keep the event loop busy: then a reply has two, half as much work
 RECENT = MEMORY / 5  # judged draft tokens, of all or of one output, that are compared with usual ones
-EXPLAINED = 6  # arms: those that were tried, the fastest first, then those that seem so
 SILENT = 5.0  # seconds without a draft token after which a drafter is shown as of no use
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
@@ -51,29 +48,34 @@ class Fares:
         self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
 
 
+@dataclass(frozen=True)
+class RunningRound:
+    """What a round begins with."""
+
+    began: float | None = None  # seconds; None: no output is under way
+    number: int = 0  # outputs with a first token
+    sharing: Sequence["OutputController"] = ()  # ... that use the arm of all
+    each: int = 1  # tokens of each in a pass, at most
+    pure: bool = False  # all used that arm before
+
+
 class TargetController:
     """Learns from all outputs on a target, and decides for all of them."""
 
     def __init__(self) -> None:
-        self.costs, self.account = Costs(), Account()
+        self.costs, self.budget = Costs(), LossBudget()
         self.outputs: dict[OutputController, None] = {}  # under way, in their order
         self.arms: Arms = (PLAIN,)  # of most outputs
-        self.contest = Contest(self.account, PLAIN)  # of the load
-        self.contests: dict[int, Contest] = {}  # by its binary logarithm
+        self.selection = ArmSelection(self.budget, PLAIN)  # of the load
+        self.selections = {0: self.selection}  # by its binary logarithm
         self.speed = 1.0  # tokens a second of each output, as of the latest round
         self._octave = 0
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
         self._fares: dict[Kind, Fares] = {}
         self._recent = Share(memory=RECENT)
         self._pass = (0, 0, 0.0)  # sessions, tokens and seconds of the latest pass
-        # The running round: when it began in seconds, what was emitted and how many passes returned, seconds in which
-        # prompts were read, outputs with a first token and those that share the arm, tokens of each in a pass, and
-        # whether all used one arm before.
-        self._began: float | None = None
-        self._tokens = self._passes = self._reading = 0.0
-        self._number, self._each = 0, 1
-        self._sharing: Sequence[OutputController] = ()
-        self._pure = False
+        self._round = RunningRound()
+        self._tokens = self._passes = self._reading = 0.0  # of it: emitted, returned, and seconds of reading prompts
 
     def output(self, kind: Kind, arms: Arms, targets: int = 1) -> "OutputController":
         """The controller of a new output.
@@ -91,26 +93,28 @@ class TargetController:
 
     def begun(self, output: "OutputController") -> None:
         self.outputs[output] = None
-        self._choose_contest()
+        self._choose_selection()
 
     def ended(self, output: "OutputController") -> None:
         self.outputs.pop(output, None)
         if not self.outputs:
-            self._began = None  # the time until the next one is nobody's
+            self._round = RunningRound()  # the time until the next one is nobody's
 
     def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
         """A pass of any output returned, or some tokens of a run; when all had one a round is over."""
         self._others.add(max(0.0, seen.sessions - self._own))
         if (seen.sessions, seen.fed, seen.seconds) != self._pass:  # else another output in it has told of it
             self._pass = seen.sessions, seen.fed, seen.seconds
-            fed, most = max(seen.fed, seen.sessions), seen.sessions * self._each
-            self.costs.target.add(seen.seconds / seen.forwards, fed)
+            arm, fed, most = self.selection.current, max(seen.fed, seen.sessions), seen.sessions * self._round.each
+            if not (self._round.pure and arm.overlap):  # on one device drafts slow these passes down
+                self.costs.target.add(seen.seconds / seen.forwards, fed)
             if fed > most:  # a prompt is read, too: that is nobody's, but how much slower it is beside drafts
-                usual = inf if self._pure and not self.contest.current.drafts else self.costs.target.seconds(fed)
-                self._reading += max(0.0, min(seen.seconds, usual) - self.costs.target.seconds(most))
+                known = self._round.pure and not arm.drafts
+                usual = seen.seconds if known else min(seen.seconds, self.costs.target.seconds(fed))
+                self._reading += max(0.0, usual - self.costs.target.seconds(most))
         self._passes += seen.forwards * shares
-        over = self._tokens and self._passes >= max(1, len(self._sharing))
-        if self._began is None or (now > self._began and over):
+        began, over = self._round.began, self._tokens and self._passes >= max(1, len(self._round.sharing))
+        if began is None or (now > began and over):
             self._end_round(now)
 
     def emitted(self, tokens: int) -> None:
@@ -123,26 +127,24 @@ class TargetController:
         if recent.seen >= RECENT / 3 and recent.factor(usual) != 1:  # all fare otherwise than they did
             for fares in {one.fares for one in self.outputs}:
                 fares.acceptance = Share(recent.held, recent.seen)
-            self._recent, self._pure = Share(memory=RECENT), False
+            self._recent, self._round = Share(memory=RECENT), replace(self._round, pure=False)
 
     def _end_round(self, now: float) -> None:
-        contest, arm, sharing = self.contest, self.contest.current, self._sharing
-        if self._began is not None and sharing:
-            guesses = self.guesses(sharing, {*self.arms, arm, contest.usual})
-            tokens = self._tokens / self._number
-            seconds = max(0.0, now - self._began - self._reading)
-            contest.add(seconds, tokens, self._pure, guesses, self._number)
-            if not arm.drafts and self._pure:
-                for fares in {one.fares for one in sharing}:
+        selection, arm, over = self.selection, self.selection.current, self._round
+        if over.began is not None and over.sharing:
+            guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
+            tokens = self._tokens / over.number
+            selection.add(max(0.0, now - over.began - self._reading), tokens, over.pure, guesses, over.number)
+            if not arm.drafts and over.pure:
+                for fares in {one.fares for one in over.sharing}:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
-            self.speed = contest.speeds(guesses)[contest.current]
-        self._choose_contest()
-        self._sharing = [one for one in self.outputs if one.shares]
-        self._number = sum(one.under_way for one in self.outputs)
-        late = sum(one.used != self.contest.current for one in self._sharing) + len(self.outputs) - self._number
-        self._began, self._pure = now, late <= len(self._sharing) // 10
-        arms = {self.contest.current, *(one.used for one in self._sharing)}
-        self._each = max(1 + (arm.tree_nodes or arm.max_draft_tokens) for arm in arms)
+            self.speed = selection.speeds(guesses)[selection.current]
+        self._choose_selection()
+        arm, sharing = self.selection.current, [one for one in self.outputs if one.shares]
+        number = sum(one.under_way for one in self.outputs)
+        late = sum(one.used != arm for one in sharing) + len(self.outputs) - number
+        each = max(1 + (used.tree_nodes or used.max_draft_tokens) for used in (arm, *(one.used for one in sharing)))
+        self._round = RunningRound(now, number, sharing, each, late <= len(sharing) // 10)
         self._tokens = self._passes = self._reading = 0.0
 
     # What is decided.
@@ -157,7 +159,7 @@ class TargetController:
         """Outputs that share a target, those of other orchestrators included."""
         return max(1.0, self._own + self._others.seconds())
 
-    def _choose_contest(self) -> None:
+    def _choose_selection(self) -> None:
         """That of the load, among the arms of most outputs."""
         if not self.outputs:
             return
@@ -165,12 +167,12 @@ class TargetController:
         arms = max((one.arms for one in self.outputs), key=lambda arms: numbers[id(arms)])
         if abs(log2(self.load) - self._octave) > 0.7:
             self._octave = round(log2(self.load))
-        contest = self.contests.setdefault(self._octave, Contest(self.account, PLAIN))
-        if contest is not self.contest or arms != self.arms:
-            self.contest.end_trial()
-            self.contest, self.arms, self._pure = contest, arms, False
-            if contest.usual not in arms:
-                contest.usual = PLAIN
+        selection = self.selections.setdefault(self._octave, ArmSelection(self.budget, PLAIN))
+        if selection is not self.selection or arms != self.arms:
+            self.selection.end_trial()
+            self.selection, self.arms, self._round = selection, arms, replace(self._round, pure=False)
+            if selection.usual not in arms:
+                selection.usual = PLAIN
 
     def guesses(
         self, outputs: Sequence["OutputController"], arms: Iterable[Choice], factor: float = 1.0, load: float = 0.0
@@ -185,8 +187,8 @@ class TargetController:
         """Why nothing is drafted now with a drafter that is there, for people; empty if it is, or that is not known."""
         if any(one.asked is not None and now - one.asked > SILENT for one in self.outputs):
             return "drafts nothing: it does not answer, or cannot go on with these texts"
-        tried = any(map(self.contest.seen, (arm for arm in self.arms if arm.drafts)))
-        paused = tried and not self.contest.current.drafts
+        tried = any(map(self.selection.seen, (arm for arm in self.arms if arm.drafts)))
+        paused = tried and not self.selection.current.drafts
         return "paused: outputs are faster without it; tried again now and then" if paused else ""
 
 
@@ -238,15 +240,13 @@ class OutputController(Controller):
     def _answered(self, seen: DraftSeen) -> None:
         outputs, costs = self.target.outputs, self.target.costs
         self._drafted += seen.draft_tokens
-        self._aside, self._why = ASIDE_FOR if seen.aside and not self._drafted else 0, seen.aside
+        self._aside, self._why = 4 * LONG_RUN if seen.aside and not self._drafted else 0, seen.aside
         if seen.draft_tokens:
             self.asked = None
             drafting = sum(one._arm.drafts for one in outputs)
-            steps = costs.steps_beside if self._arm.overlap else costs.steps
-            steps.add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
+            costs.steps[self._arm.overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
-            trips = costs.trips_beside if self._arm.overlap else costs.trips
-            trips.add(seen.waited - seen.seconds - seen.queued, len(outputs))
+            costs.trips[self._arm.overlap].add(seen.waited - seen.seconds - seen.queued, len(outputs))
 
     def _judged(self, seen: Judged) -> None:
         """What was emitted, and how draft tokens fared."""
@@ -271,37 +271,36 @@ class OutputController(Controller):
 
     def gain(self, load: float) -> float:
         """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
-        contests, octave = self.target.contests, log2(load)
-        contest = contests[min(contests, key=lambda one: abs(one - octave))] if contests else self.target.contest
-        seen = list(filter(contest.seen, self.arms))
+        selections = self.target.selections
+        selection = selections[min(selections, key=lambda octave: abs(octave - log2(load)))]
+        seen = list(filter(selection.seen, self.arms))
         if len(seen) < 2:
             return 0.0
-        speeds = contest.speeds(self.target.guesses([self], self.arms, load=load))
+        speeds = selection.speeds(self.target.guesses([self], self.arms, load=load))
         return max(speeds[arm] for arm in seen) / speeds[PLAIN]
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each arm is thought to bring."""
-        target, contest = self.target, self.target.contest
+        target, selection = self.target, self.target.selection
         if not target.costs.target.known:
             return ["nothing is known yet"]
         guesses, load = target.guesses([self], self.arms), target.load
-        speeds, credit = contest.speeds(guesses), max(0.0, target.account.credit - CREDIT / 2)
+        speeds, credit = selection.speeds(guesses), max(0.0, target.budget.credit - CREDIT / 2)
         lines = [
             f"a pass of {load:.0f} output{'s' * (round(load) != 1)} takes {1e3 * guesses[PLAIN].seconds:.3g} ms; "
             f"{self.fares.acceptance.mean():.0%} of draft tokens are accepted",
             f"{'':44}{'expected':>12}{'measured':>12}{'tokens/s of all outputs':>26}",
         ]
-        ordered = sorted(speeds, key=lambda arm: (contest.seen(arm) > 0, speeds[arm]), reverse=True)
-        for arm in ordered[:EXPLAINED]:
+        ordered = sorted(speeds, key=lambda arm: (selection.seen(arm) > 0, speeds[arm]), reverse=True)
+        for arm in ordered:
             expected, measured = load * guesses[arm].tokens / guesses[arm].seconds, f"{load * speeds[arm]:.1f}"
-            lines.append(f"{arm.settings:44}{expected:12.1f}{measured if contest.seen(arm) else 'not tried':>12}")
-        left = [f"and {len(ordered) - EXPLAINED} that seem slower"] * (len(ordered) > EXPLAINED)
-        trial = "on trial" if contest.trial is not None else "in use"
-        return [*lines, *left, f"{trial}: {contest.current.settings}; trials may cost {credit:.0f} tokens more"]
+            lines.append(f"{arm.settings:44}{expected:12.1f}{measured if selection.seen(arm) else 'not tried':>12}")
+        trial = "on trial" if selection.trial is not None else "in use"
+        return [*lines, f"{trial}: {selection.current.settings}; trials may cost {credit:.0f} tokens more"]
 
     def wants_drafter(self, now: float) -> bool:
         """Whether its next choice may be to draft."""
-        return not self.target.costs.target.known or self.target.contest.current.drafts
+        return not self.target.costs.target.known or self.target.selection.current.drafts
 
     def choose(self, now: float) -> Choice:
         choice = self.review(now)
@@ -317,31 +316,27 @@ class OutputController(Controller):
         if arm.drafts:
             self._run = 1
             return self._choice(arm, reason)
-        contest, account = self.target.contest, self.target.account
-        soon = SHORT_RUN if contest.seen(contest.usual) else 2
-        self._run = min(soon if account.credit > 0 else LONG_RUN, 2 * self._run)
+        self._run = min(SHORT_RUN if self.target.budget.credit > 0 else LONG_RUN, 2 * self._run)
         return replace(PLAIN, run=self._run, reason=reason)
 
     def _best(self) -> tuple[Choice, str]:
         """The arm of all, or its own where its draft tokens fare otherwise; and why, in words."""
-        target, contest, arm = self.target, self.target.contest, self.target.contest.current
+        target, selection, arm = self.target, self.target.selection, self.target.selection.current
         if not target.costs.target.known:
             return PLAIN, "the first tokens show what a pass takes"
         factor = self._fared.factor(self.fares.acceptance.mean()) if len(target.outputs) > 1 else 1.0
         self._alone = factor != 1 or arm not in self.arms
         if not self._alone:
-            return arm, "tried, as it may be faster" if contest.trial is not None else "the fastest so far"
-        speeds = contest.speeds(target.guesses([self], self.arms, factor))
+            return arm, "tried, as it may be faster" if selection.trial is not None else "the fastest so far"
+        speeds = selection.speeds(target.guesses([self], self.arms, factor))
         fares = f"its draft tokens fare {'better' if factor > 1 else 'worse'} than usual"
         return max(speeds, key=lambda one: speeds[one]), fares
 
     def _choice(self, arm: Choice, reason: str) -> Choice:
         """An arm, with what suits the costs."""
-        target, costs, many, wait = self.target, self.target.costs, len(self.target.outputs), arm.min_draft_tokens
-        step = costs.step(arm, many)
-        likely = min(1.0, step * target.speed) if arm.tree_nodes and self._greedy else 0.0  # tokens of a step's time
-        # Replies of one draft token are there soonest; those of two are half as much work for the event loop.
-        chunk = 1 + (arm.overlap and (many > MANY or 6 * step < costs.target.seconds(target.load)))
-        review = 4 * SHORT_RUN if arm.overlap else 0
-        waits = PATIENCE * costs.arrival(arm, many, wait + chunk * arm.overlap) if wait else 0.0
+        costs, many, wait = self.target.costs, len(self.target.outputs), arm.min_draft_tokens
+        tree = arm.tree_nodes and self._greedy  # ends where a step costs more tokens than it brings
+        likely = min(1.0, costs.step(arm, many) * self.target.speed) if tree else 0.0
+        chunk, review = (1 + (many > MANY), 4 * SHORT_RUN) if arm.overlap else (1, 0)
+        waits = STALL * costs.arrival(arm, many, wait + chunk) if wait else 0.0
         return replace(arm, patience=waits, least_likely=likely, chunk=chunk, review_after=review, reason=reason)

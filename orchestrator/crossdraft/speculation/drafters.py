@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from crossdraft.speculation.contest import EARNED, MARGIN
+from crossdraft.speculation.selection import EARNED, MARGIN
 
 # Of the drafters that can serve an output, the default one first: how many times as fast as without a drafter its
 # outputs were; 0: nothing was seen.

@@ -1,6 +1,6 @@
 """What is measured: what steps take, and shares, as of draft tokens that were accepted; and what arms cost by that.
 
-The model of costs only orders the arms and says what a trial may cost: what an arm brings is measured (`contest`).
+The model of costs only orders the arms and says what a trial may cost: what an arm brings is measured (`selection`).
 """
 
 from bisect import bisect_right
@@ -16,7 +16,7 @@ MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is 
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
 UNKNOWN_STEP = 0.2  # of a pass, that a draft token takes until it is known: drafters are made to be small
 ALONE = 0.5  # of what it takes beside a pass, until it is known: a GPU makes a round's draft at once, in a fifth
-CROWDED = 0.1  # exponent: outputs that overlap get out of step, and passes have fewer of them; as simulated
+CROWDED = 0.2  # exponent: outputs that overlap get out of step, and passes have fewer of them; as simulated
 BRANCHED = 0.2  # exponent: with n times the nodes of a chain, a tree misses n^-0.2 times as often, measured
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
 
@@ -90,14 +90,13 @@ class Costs:
 
     def __init__(self) -> None:
         self.target = Times()  # by tokens of all sessions in a pass
-        self.steps = Times()  # of a draft token in rounds, by nodes of all outputs
-        self.trips = Times()  # from asking to the first reply, without its steps, by outputs
-        # ... of overlapped arms, which are made beside passes, few at a time, and may wait for each other.
-        self.steps_beside, self.trips_beside = Times(), Times()
+        # Of a draft token, by nodes of all outputs; and from asking to the first reply, without its steps, by outputs.
+        # Both for rounds and for overlapped arms (True), which draft beside passes, and wait for each other.
+        self.steps, self.trips = ({overlap: Times() for overlap in (False, True)} for _ in range(2))
 
     def step(self, arm: Choice, drafting: float) -> float:
         """Of a draft token if so many outputs draft."""
-        own, other = (self.steps_beside, self.steps) if arm.overlap else (self.steps, self.steps_beside)
+        own, other = self.steps[arm.overlap], self.steps[not arm.overlap]
         if not (own.known or other.known):
             return UNKNOWN_STEP * self.target.seconds(drafting)
         part = 1.0 if own.known or arm.overlap else ALONE
@@ -105,7 +104,7 @@ class Costs:
 
     def trip(self, arm: Choice, drafting: float) -> float:
         """From asking to a reply, if so many outputs draft."""
-        own, other = (self.trips_beside, self.trips) if arm.overlap else (self.trips, self.trips_beside)
+        own, other = self.trips[arm.overlap], self.trips[not arm.overlap]
         return (own if own.known else other).seconds(drafting)
 
     def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
@@ -134,16 +133,13 @@ class Costs:
         again = self.arrival(arm, drafting, max(1, wait if arm.overlap else depth))
         if not arm.overlap:
             return Round(first.tokens, first.seconds + again)
-        # A pass without a refusal before it has what was drafted meanwhile. Of those that may be ahead some are in a
-        # pass, others drafted during it, and others on their way.
-        step, life = self.step(arm, drafting), 2 * first.seconds + self.trip(arm, drafting)
-        ahead = max(wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
-        full, refused = passed(ahead), 1 - chance**ahead
-        alone = 1.0 if wait else max(1.0, again / max(first.seconds, 1e-9))  # passes until there is a draft
-        begun = refused / (refused + chance ** (wait or alone))  # passes before a draft, or behind which one must come
-        passes = begun * alone + 1 - begun
-        tokens = begun * alone * first.tokens + (1 - begun) * full.tokens
-        seconds = begun * (alone * first.seconds + (again if wait else 0.0)) + (1 - begun) * max(
-            full.seconds, wait * step, wait * life / depth
-        )
-        return Round(tokens / passes, seconds / passes * outputs**CROWDED)
+        # An epoch lasts until a draft token is refused. Its first draft is waited for, or passes go on without one. Of
+        # those that may be ahead some are in a pass, others drafted during it, and others on their way.
+        held, step, life = chance / (1 - chance), self.step(arm, drafting), 2 * first.seconds + self.trip(arm, drafting)
+        ahead = max(1.0, wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
+        each = max(step, life / depth, passed(ahead).seconds / ahead)  # seconds of an accepted draft token
+        alone = 0.0 if wait else again / max(first.seconds, 1e-9)
+        more = held * chance**wait  # accepted in later passes
+        passes = 1 + alone + more / ahead
+        seconds = (1 + alone) * first.seconds + (again if wait else 0.0) + more * each
+        return Round((1 + alone + worth * held) / passes, seconds / passes * outputs**CROWDED)

@@ -38,21 +38,19 @@ class MemoryFrame(bytes):
     @staticmethod
     def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
         """Raises ValueError where the codec of a wire would because of rows."""
-        frame, passes = MemoryFrame(), [one for _, one in messages if isinstance(one, PassDone)]
-        sent = [
-            one
-            for done in passes
-            if isinstance(next(iter(done.nodes), None), Row)
-            for one in done.nodes
-            if isinstance(one, Row)
-        ]
+        frame, passes = MemoryFrame(), [message for _, message in messages if _has_rows(message)]
+        sent = [node for done in passes for node in done.nodes if isinstance(node, Row)]
         rows = iter(codec.rounded(sent) if sent else ())
         frame.messages = tuple((number, _rounded(message, rows)) for number, message in messages)
         return frame
 
 
+def _has_rows(message: Any) -> bool:
+    return isinstance(message, PassDone) and any(isinstance(node, Row) for node in message.nodes[:1])
+
+
 def _rounded(message: Any, rows: Iterator[Row]) -> Any:
-    if isinstance(message, PassDone) and isinstance(next(iter(message.nodes), None), Row):
+    if _has_rows(message):
         return replace(message, nodes=tuple(islice(rows, len(message.nodes))))
     if isinstance(message, RowFetched):
         row = message.row

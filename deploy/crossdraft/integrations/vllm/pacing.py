@@ -20,8 +20,8 @@ from operator import mul
 
 from crossdraft.integrations.vllm.streams import Guess, Outcome, Pull
 from crossdraft.speculation.choice import PLAIN, ROUNDS, Choice, DraftSeen
-from crossdraft.speculation.contest import Account, Contest, Guesses
 from crossdraft.speculation.estimates import Round, Share, Times
+from crossdraft.speculation.selection import ArmSelection, Guesses, LossBudget
 from crossdraft.types.messages import MOST_DRAFT_TOKENS
 
 log = logging.getLogger(__name__)
@@ -109,8 +109,8 @@ class Pacing:
         self._letters = Share(memory=LETTERS)  # target tokens of letters
         self._speed = Share(memory=SPEED_SECONDS)  # tokens of seconds
         self._requests = 1  # of the latest step
-        self._account = Account()
-        self._contests: dict[int, Contest] = {}  # by size of the batch: up to 1, 2, 4, 8 … requests
+        self._budget = LossBudget()
+        self._selections: dict[int, ArmSelection] = {}  # by size of the batch: up to 1, 2, 4, 8 … requests
 
     def emitted(self, tokens: int, letters: int) -> None:
         """A request has emitted tokens."""
@@ -128,20 +128,20 @@ class Pacing:
     def stepped(self, seconds: float, requests: int, tokens: int) -> None:
         """A step of the same requests took so long with its proposals, and emitted so many tokens."""
         self._speed.add(tokens, seconds)
-        contest = self._contest(requests)
-        before, guesses = contest.current, self._guesses(requests)
+        selection = self._selection(requests)
+        before, guesses = selection.current, self._guesses(requests)
         self._beside.add(max(0.0, seconds - guesses[before].seconds + self._beside.seconds(requests)), requests)
-        contest.add(seconds, tokens / requests, True, guesses, requests)
+        selection.add(seconds, tokens / requests, True, guesses, requests)
         if not before.drafts:
             self._acceptance.fade(2 * tokens / requests)
-        if before.drafts and not contest.current.drafts:
-            speeds = contest.speeds(guesses)
+        if before.drafts and not selection.current.drafts:
+            speeds = selection.speeds(guesses)
             self._paused(requests, 1 - max(speeds[arm] for arm in self._arms if arm.drafts) / speeds[PLAIN])
 
     def drafts(self, requests: int) -> bool:
         """Whether a step of so many requests drafts."""
         self._requests = requests
-        return self._contest(requests).current.drafts
+        return self._selection(requests).current.drafts
 
     def pull(self, pace: DrafterPace) -> Pull:
         """How much is asked of a drafter for each request.
@@ -181,7 +181,7 @@ class Pacing:
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
         """How many of each request's guessed tokens are proposed: all that are as likely as a usual request's last."""
-        depth = self._contest(self._requests).current.max_draft_tokens
+        depth = self._selection(self._requests).current.max_draft_tokens
         least = self._acceptance.mean() ** depth
         alive = [accumulate(offer.chances, mul) for offer in offers]
         return [
@@ -197,11 +197,11 @@ class Pacing:
             for arm, depth in ((arm, arm.max_draft_tokens) for arm in self._arms)
         }
 
-    def _contest(self, requests: int) -> Contest:
+    def _selection(self, requests: int) -> ArmSelection:
         size = (requests - 1).bit_length()
-        if size not in self._contests:
-            self._contests[size] = Contest(self._account, self._arms[0])
-        return self._contests[size]
+        if size not in self._selections:
+            self._selections[size] = ArmSelection(self._budget, self._arms[0])
+        return self._selections[size]
 
     def _paused(self, requests: int, loss: float) -> None:
         self._pauses.warning(

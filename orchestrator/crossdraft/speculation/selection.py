@@ -1,13 +1,13 @@
 """Which arm is used: what each has brought, trials of others, and what these may cost.
 
-An account bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted. What a
+A budget bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted. What a
 round with a drafter loses beside no drafter, as that was measured, is taken from it, after what drafting has won
 lately; a trial is charged with what it loses beside the arm that it interrupts. While nothing is in it no drafter is
-used. So at most EARNED of all tokens and CREDIT of each output are lost, and what the round that empties the account
+used. So at most EARNED of all tokens and CREDIT of each output are lost, and what the round that empties the budget
 overdraws it by. No more than CREDIT of that is owed: else an outage of minutes would keep drafters away for hours.
 
 A round that takes STALL times as long as expected is nobody's, as a capture, a garbage collection or a first use is:
-it counts as one that took as long as expected. EXCUSES rounds are so excused, and EARNED of further ones.
+it does not count. EXCUSES rounds are so excused, and EARNED of further ones.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,17 @@ from crossdraft.speculation.estimates import Round
 CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred
 EARNED = 0.02  # of the tokens emitted
 STALL, EXCUSES = 4.0, 8.0  # as above; the first uses of an accelerator's shapes are about as many
-WINDOW = 6  # rounds of one output: their time is then known within a few hundredths
+WINDOW = 6  # rounds that are compared at once, behind a first one in which outputs get in step: 4 took noise for gains
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
-CROWD = 16  # outputs, of which overlapped arms may be faster by twice as much: guesses of these were off by 0.3
-UNLIKE = 1.0  # ... while of rounds, or of overlapped arms, none was seen: on one device they slow passes and steps down
-GUESS = 0.5  # windows that a guess weighs beside what was measured
+UNLIKE = 1.0  # ... while no rounds, or no overlapped arms, were seen: on one device these slow passes and steps down
+GUESS = 0.5  # windows that a guess of an arm's speed weighs beside what was measured
+TOLD = 1.0  # ... and that of a round's tokens, as acceptance is known from the rounds of all arms
 
 
 @dataclass
-class Account:
+class LossBudget:
     """What may be lost, in tokens of each output, and how many stalls are excused."""
 
     credit: float = CREDIT
@@ -79,18 +79,17 @@ class Record:
 Guesses = Mapping[Choice, Round]
 
 
-class Contest:
+class ArmSelection:
     """The arms at one load. `usual` is what all use but while `trial` is set; guesses are what is expected by now."""
 
-    def __init__(self, account: Account, plain: Choice) -> None:
-        self.account, self.plain, self.usual = account, plain, plain
+    def __init__(self, budget: LossBudget, plain: Choice) -> None:
+        self.budget, self.plain, self.usual = budget, plain, plain
         self.trial: Choice | None = None
         self.records: dict[Choice, Record] = {}
         self._trails = False  # no drafter is used, but what is left of drafts may take time
-        self._rounds = 0  # of the window that count
-        self._crowd = 0.0  # how many outputs share it, from 0 to 1
-        self._tried = 0  # since the trial began, whether they count or not
-        self._floor = 0.0  # of the account, with which the trial ends
+        self._rounds = 0  # of the window
+        self._new = False  # the arm in use is, so that outputs are not in step yet
+        self._floor = 0.0  # of the budget, with which the trial ends
 
     @property
     def current(self) -> Choice:
@@ -115,10 +114,9 @@ class Contest:
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
-        """What the speeds may be; how far many outputs that overlap get out of step is guessed worst."""
+        """What the speeds may be."""
         known = {arm.overlap for arm in self.records if arm.drafts}
-        hopes = {arm: HOPE * (1 + self._crowd * (arm.drafts and arm.overlap)) for arm in speeds}
-        hopes |= {arm: UNLIKE for arm in speeds if arm.drafts and arm.overlap not in known}
+        hopes = {arm: UNLIKE if arm.drafts and arm.overlap not in known else HOPE for arm in speeds}
         return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
     def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
@@ -127,39 +125,38 @@ class Contest:
         Args:
             pure: all outputs used `current`, and had begun to before the round.
         """
-        self._crowd = min(1.0, outputs / CROWD)
         arm, guess, speeds = self.current, guesses[self.current], self.speeds(guesses)
-        if arm.drafts and self.account.excused(seconds > STALL * guess.seconds):
-            seconds = guess.seconds
+        if arm.drafts and self.budget.excused(seconds > STALL * guess.seconds):
+            return
         self._charge(seconds, tokens, speeds)
-        self._tried += 1
-        if pure and (arm.drafts or not self._trails):
+        if pure and self._new and arm.drafts:
+            self._new = False
+        elif pure and (arm.drafts or not self._trails):
             self._rounds += 1
             self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
-        window = max(3, WINDOW + 1 - outputs.bit_length()) if arm.drafts else 3
-        if self._rounds >= window or self._lost(speeds):
-            self._decide(guesses, window)
+        if self._rounds >= (WINDOW if arm.drafts else WINDOW // 2) or self._lost:
+            self._decide(guesses)
 
     def _charge(self, seconds: float, tokens: float, speeds: Mapping[Choice, float]) -> None:
-        """Take what a round has lost from the account."""
-        arm, account, plain = self.current, self.account, speeds.get(self.plain, 0.0)
+        """Take what a round has lost from the budget."""
+        arm, budget, plain = self.current, self.budget, speeds.get(self.plain, 0.0)
         # Drafts that were asked for may go on without a drafter in use: until it is as fast as before that costs, too.
-        slow = self._trails and account.pays and tokens < (1 - HOPE) * seconds * plain
+        slow = self._trails and budget.pays and tokens < (1 - HOPE) * seconds * plain
         self._trails = arm.drafts or slow
-        account.add(EARNED * tokens)
+        budget.add(EARNED * tokens)
         if self.trial is not None:
-            account.add(tokens - seconds * max(plain, speeds[self.usual]))
+            budget.add(tokens - seconds * max(plain, speeds[self.usual]))
         elif self._trails:
-            account.compare(tokens - seconds * plain)
-            if arm.drafts and not account.spare and self.seen(arm) > 1:  # what it brought before says little now
+            budget.compare(tokens - seconds * plain)
+            if arm.drafts and not budget.spare and self.seen(arm) > 1:  # what it brought before says little now
                 self.records[arm].keep(1 / self.seen(arm))
 
-    def _lost(self, speeds: Mapping[Choice, float]) -> bool:
-        """Whether the drafter, or the trial, is given up before the window is over."""
+    @property
+    def _lost(self) -> bool:
+        """Whether the drafter, or the trial, has lost what it may before the window is over."""
         if self.trial is None:
-            return self.usual.drafts and not self.account.pays
-        hopeless = self._tried > 1 and self.hope(speeds)[self.trial] < speeds[self.usual]
-        return hopeless or (self.trial.drafts and self.account.credit <= self._floor)
+            return self.usual.drafts and not self.budget.pays
+        return self.trial.drafts and self.budget.credit <= self._floor
 
     def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float, part: float) -> None:
         record = self.records.setdefault(arm, Record())
@@ -167,27 +164,27 @@ class Contest:
             one.keep(KEPT ** (part if other == arm else part / 5 * other.drafts))
         record.windows += part
         record.seconds += part * seconds
-        if arm.drafts and not arm.overlap:  # at first the guess knows more: acceptance is known from many more tokens
-            tokens += (guess.tokens - tokens) * GUESS / (GUESS + record.windows)
+        if arm.drafts and not arm.overlap:
+            tokens += (guess.tokens - tokens) * TOLD / (TOLD + record.windows)
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
         self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
 
     def end_trial(self) -> None:
-        self.trial, self._rounds, self._floor = None, 0, 0.0
+        self.trial, self._rounds, self._floor, self._new = None, 0, 0.0, True
 
-    def _decide(self, guesses: Guesses, window: int) -> None:
+    def _decide(self, guesses: Guesses) -> None:
         """Which arm is usual from now on, of the one that was used and no drafter, and whether another one is tried."""
-        speeds, used, free = self.speeds(guesses), self.current, self.account.credit - CREDIT / 2
+        speeds, used, free = self.speeds(guesses), self.current, self.budget.credit - CREDIT / 2
         self.end_trial()
         plain = self.plain if self.plain in speeds else self.usual
         for arm, margin in ((used, MARGIN), (plain, 1.0)):
             if speeds[arm] > margin * speeds[self.usual] and self.seen(arm):
                 self.usual = arm
-        if not self.account.pays:
+        if not self.budget.pays:
             self.usual = plain
         hope = self.hope(speeds)
         tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
-        lost = window * guesses[tried].seconds * max(0.0, speeds[self.usual] - speeds[tried])
         known, may = self.seen(plain) or plain.drafts, free / 3  # with less than a token it shows nothing
-        if known and lost < may and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
-            self.trial, self._tried, self._floor = tried, 0, self.account.credit - may
+        if known and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
+            self.trial, self._floor = tried, self.budget.credit - may
+        self._new = self.current != used
