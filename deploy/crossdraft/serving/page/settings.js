@@ -162,9 +162,9 @@ export class Settings {
   }
 
   #chat(messages) {
+    if (!messages.length && messages !== this.#said) this.#asks("");
     this.#said = messages;
     this.#field("new-chat").hidden = !messages.length;
-    if (!messages.length) this.#asks("");
     const name = this.#call?.function.name;
     const label = name ? `Result of ${name}` : this.#chatting ? "Message" : "Prompt";
     this.#form.querySelector("[for=prompt]").textContent = label;
