@@ -8,6 +8,7 @@ by its own acceptance. Everything depends on times and on revealed draft tokens 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import log2
 from statistics import fmean
 
@@ -40,6 +41,11 @@ Kind = tuple[str | None, float, float | None]  # of requests: method and both te
 Arms = Sequence[Choice]
 
 
+@lru_cache(64)
+def _plain(run: int, reason: str) -> Choice:
+    return replace(PLAIN, run=run, reason=reason)
+
+
 class Fares:
     """How draft tokens of one kind of request fare."""
 
@@ -69,6 +75,7 @@ class TargetController:
         self.selection = ArmSelection(self.budget, PLAIN)  # of the load
         self.selections = {0: self.selection}  # by its binary logarithm
         self.speed = 1.0  # tokens a second of each output, as of the latest round
+        self._own = 0.0  # outputs of this orchestrator that share a target
         self._octave = 0
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
         self._fares: dict[Kind, Fares] = {}
@@ -93,18 +100,20 @@ class TargetController:
 
     def begun(self, output: "OutputController") -> None:
         self.outputs[output] = None
+        self._count()
         self._choose_selection()
 
     def ended(self, output: "OutputController") -> None:
         self.outputs.pop(output, None)
+        self._count()
         if not self.outputs:
             self._round = RunningRound()  # the time until the next one is nobody's
 
     def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
         """A pass of any output returned, or some tokens of a run; when all had one a round is over."""
-        self._others.add(max(0.0, seen.sessions - self._own))
         if (seen.sessions, seen.fed, seen.seconds) != self._pass:  # else another output in it has told of it
             self._pass = seen.sessions, seen.fed, seen.seconds
+            self._others.add(max(0.0, seen.sessions - self._own))
             arm, fed, most = self.selection.current, max(seen.fed, seen.sessions), seen.sessions * self._round.each
             if not (self._round.pure and arm.overlap):  # on one device drafts slow these passes down
                 self.costs.target.add(seen.seconds / seen.forwards, fed)
@@ -149,10 +158,8 @@ class TargetController:
 
     # What is decided.
 
-    @property
-    def _own(self) -> float:
-        """Outputs of this orchestrator that share a target."""
-        return len(self.outputs) / max((one.targets for one in self.outputs), default=1)
+    def _count(self) -> None:
+        self._own = len(self.outputs) / max((one.targets for one in self.outputs), default=1)
 
     @property
     def load(self) -> float:
@@ -317,7 +324,7 @@ class OutputController(Controller):
             self._run = 1
             return self._choice(arm, reason)
         self._run = min(SHORT_RUN if self.target.budget.credit > 0 else LONG_RUN, 2 * self._run)
-        return replace(PLAIN, run=self._run, reason=reason)
+        return _plain(self._run, reason)
 
     def _best(self) -> tuple[Choice, str]:
         """The arm of all, or its own where its draft tokens fare otherwise; and why, in words."""
