@@ -59,6 +59,19 @@ def world_of(acceptance: float, pass_ms: float, step_ms: float, trip_ms: float, 
     return World(acceptance, **costs, drafter_trip=trip_ms / 1e3, samples=samples, machinery=0.0002, noise=0.08)
 
 
+@pytest.mark.parametrize(("outputs", "seconds", "slower", "seed"), [(1, 0.3, 2, 1), (1, 1.5, 4, 2), (16, 1.5, 4, 1)])
+def test_no_drafter_is_not_judged_by_how_fast_a_machine_was_that_was_busy(
+    outputs: int, seconds: float, slower: float, seed: int
+) -> None:
+    world = world_of(0.02, 8, 1, 0, True)  # a drafter of no use
+    busy = replace(world, pass_base=slower * world.pass_base, pass_each=slower * world.pass_each)
+    simulation = Simulation(busy, controllers(arms_of(world)), 96, outputs, seed)
+    simulation.speed(seconds)
+    simulation.world = world
+    simulation.speed(2.0)
+    assert simulation.speed(4.0) > 0.9 * fixed_speed(world, PLAIN, 96, outputs, 4.0)
+
+
 FEW: list[Cell] = [
     (1, 0.8, 12, 1, 5, True),
     (1, 0.95, 25, 0.5, 0, True),

@@ -22,14 +22,19 @@ CLEAR = 3.0  # standard deviations that are no chance: another text, or another 
 
 
 class Times:
-    """What steps take, by their size: the usual of the latest of each octave, and straight lines between these."""
+    """What steps take, by their size: the usual of the latest of each octave, and straight lines between these.
+
+    Larger ones take no less: where they do, those that were seen last are right, as a machine may be busy for a while.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[int, deque[tuple[float, float]]] = {}  # sizes and seconds
+        self._seen: dict[int, deque[tuple[float, float]]] = {}  # sizes and seconds; of what was added to last, last
         self._points: list[tuple[float, float]] = []  # usual ones, ascending; as long as nothing is added
 
     def add(self, seconds: float, size: float = 1.0) -> None:
-        self._seen.setdefault(round(log2(max(1.0, size))), deque(maxlen=LATEST)).append((size, max(0.0, seconds)))
+        octave = round(log2(max(1.0, size)))
+        self._seen[octave] = seen = self._seen.pop(octave, deque[tuple[float, float]](maxlen=LATEST))
+        seen.append((size, max(0.0, seconds)))
         self._points = []
 
     @property
@@ -39,9 +44,13 @@ class Times:
     def seconds(self, size: float = 1.0) -> float:
         """Of a step of this size; 0 if none was seen."""
         if not self._points:  # of an octave that was seen twice nothing is known: both may have been stalls
-            seen = [one for one in self._seen.values() if len(one) > 2] or self._seen.values()
-            columns = (tuple(zip(*one, strict=True)) for one in seen)
-            self._points = sorted((median(sizes), sorted(took)[(len(took) - 1) // 3]) for sizes, took in columns)
+            seen = [one for one in self._seen.values() if len(one) > 2] or [*self._seen.values()]
+            for sizes, took in (zip(*one, strict=True) for one in reversed(seen)):
+                middle, usual = median(sizes), sorted(took)[(len(took) - 1) // 3]
+                usual = min([usual, *(known for larger, known in self._points if larger > middle)])
+                usual = max([usual, *(known for less, known in self._points if less < middle)])
+                self._points.append((middle, usual))
+            self._points.sort()
         points = self._points
         if len(points) < 2:
             return points[0][1] if points else 0.0

@@ -125,6 +125,7 @@ class ArmSelection:
         Args:
             pure: all outputs used `current`, and had begun to before the round.
         """
+        self._doubt(guesses)
         arm, guess, speeds = self.current, guesses[self.current], self.speeds(guesses)
         if arm.drafts and self.budget.excused(seconds > STALL * guess.seconds):
             return
@@ -136,6 +137,12 @@ class ArmSelection:
             self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
         if self._rounds >= (WINDOW if arm.drafts else WINDOW // 2) or self._lost:
             self._decide(guesses)
+
+    def _doubt(self, guesses: Guesses) -> None:
+        """Nearly forget what no drafter brought where passes are clearly faster now: beside drafts they are not."""
+        record, guess = self.records.get(self.plain), guesses.get(self.plain)
+        if record is not None and guess is not None and guess.tokens > (1 + HOPE) * record.ratio * guess.seconds:
+            record.keep(min(1.0, GUESS / 4 / record.windows))
 
     def _charge(self, seconds: float, tokens: float, speeds: Mapping[Choice, float]) -> None:
         """Take what a round has lost from the budget."""
