@@ -505,3 +505,26 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sampler, "CACHED", 12)
     sizes = [BatchKey.of(top(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
     assert sorted(batched(sizes)) == [[0, 1], [2, 3], [4], [5]]
+
+
+def test_sessions_with_other_truncations_each_draw_as_alone() -> None:
+    """What is left out for one session is not left out for another in the same step."""
+    every = [
+        SamplingOptions(0.7),
+        SamplingOptions(0.7, top_p=0.3),
+        SamplingOptions(1.5, top_k=9, min_p=0.2),
+        SamplingOptions(temperature=0),
+    ]
+    for order in (every, every[::-1]):
+        shared = [logits[:1].expand(2, -1) for logits in logits_of(300, False)[:1] * 4]
+        some = [nodes_of(logits, options) for logits, options in zip(shared, order, strict=True)]
+        for requests in (
+            [SampleRequest(one, clocks_of(300), NoiseKey(1), range(2), 5) for one in some],
+            [RowRequest(one, 8) for one in some],
+            [DistributionRequest(logits, options, 8) for logits, options in zip(shared, order, strict=True)],
+            [DistributionRequest(logits, options, 0) for logits, options in zip(shared, order, strict=True)],
+        ):
+            for batch in batched([BatchKey.of(request) for request in requests]):
+                for index, found in zip(batch, result(*(requests[index] for index in batch)), strict=True):
+                    (alone,) = result(requests[index])
+                    assert plain(found) == plain(alone)

@@ -229,3 +229,9 @@ def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:
     assert frames.MAX_HEAD >= WIDEST
     assert frames.MAX_ROW_WIDTH >= WIDEST
     assert frames.MAX_STRINGS >= MAX_ASKED
+
+
+def test_options_of_a_later_version_are_refused():
+    later = pb.SamplingOptions(temperature=0.5).SerializeToString() + b"\xf8\x01\x05"  # field 31, a number
+    with pytest.raises(BadMessage, match=r"\[31\].*update the service"):
+        codec.decode_options(pb.SamplingOptions.FromString(later), 100)

@@ -241,7 +241,10 @@ class ClusterBackend:
         if fault:
             raise error.busy or Unreachable(fault) from error
         with about(request=request.id):
-            log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
+            if error.busy is None:
+                log.warning("an orchestrator was lost after %d tokens: %s", len(journal.delivered), error)
+            else:
+                log.debug("there is no room for what comes after %d tokens: %s", len(journal.delivered), error)
 
 
 def _meant(error: Expected | Lost, journal: Journal) -> Exception:

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +25,7 @@ from weakref import WeakSet
 from crossdraft.client.discovery import Discovery
 from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Services
+from crossdraft.config.request import Sampling
 from crossdraft.rpc.errors import TimedOut
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.links import Patience
@@ -236,9 +237,10 @@ class Generation(TokenStream):
         self.reason = finished.reason
         given, opened = self._assignment, self._assignment.open_target
         assert self._driver is not None
-        settings = {name: getattr(opened.options, name) for name in MODEL_SETTINGS} | {
-            "max_tokens": given.request.max_tokens
-        }
+        options = opened.options
+        given_too = [one.name for one in fields(Sampling) if getattr(options, one.name) != one.default]
+        names = dict.fromkeys((*MODEL_SETTINGS, *given_too))
+        settings = {name: getattr(options, name) for name in names} | {"max_tokens": given.request.max_tokens}
         in_round = given.request.num_speculative_tokens if given.request.overlap is Overlap.OFF else 0
         facts = given.method.name, in_round, len(opened.prompt)
         self.statistics = statistics_of(*facts, finished.counts, self._driver.times(), settings)

@@ -445,20 +445,10 @@ class Session:
                     else:
                         self._begin_walk()  # a row that was meant for a draft serves as well
                 case NeedDraftToken() as need:
-                    if need.path and (epoch.exhausted or not self.target.answers.covers(need.path)):
-                        epoch.answer(None)
-                    elif not epoch.exhausted:
-                        self._end_stall()
-                        epoch.reveal()
-                    else:
-                        commands += self._advance()  # what max_draft_tokens allows is due, not used up
-                        if self._must_wait:
-                            if not (epoch.outrun and self._bare):
-                                return commands
-                            commands += self._next_epoch()
-                        else:
-                            self._report()
-                            epoch.settle()
+                    more, waits = self._reveal(need)
+                    commands += more
+                    if waits:
+                        return commands
                 case Refused():
                     commands += self._emit_known() if self._given.method.samples else []
                     commands += [] if self._finished else self._next_epoch()
@@ -472,6 +462,25 @@ class Session:
                             return commands + self.target.fetch_needed(need)
                         commands += self._next_epoch()
         return commands
+
+    def _reveal(self, need: NeedDraftToken) -> tuple[list[Command], bool]:
+        """Give the walk the next draft token, or let it go on without one; and whether it has to wait instead."""
+        epoch = self.epoch
+        if need.path and (epoch.exhausted or not self.target.answers.covers(need.path)):
+            epoch.answer(None)
+            return [], False
+        if not epoch.exhausted:
+            self._end_stall()
+            epoch.reveal()
+            return [], False
+        commands = self._advance()  # what max_draft_tokens allows is due, not used up
+        if not self._must_wait:
+            self._report()
+            epoch.settle()
+            return commands, False
+        if epoch.outrun and self._bare:
+            return commands + self._next_epoch(), False
+        return commands, True
 
     def _begin_walk(self) -> None:
         """Start the epoch's walk.

@@ -89,10 +89,8 @@ LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that follo
 ASIDE = "the drafter cannot go on with this text: {}"  # the reason of epochs without a draft token, in every mode
 PLAIN = Choice(max_draft_tokens=0, overlap=False, run=LONG_RUN, reason="plain decoding")
 
-ROUNDS = (
-    3,
-    8,
-)  # draft tokens of lock-step rounds: where others are the best they are so by at most a twentieth, simulated
+# Draft tokens of lock-step rounds: where others are the best they are so by at most a twentieth, simulated.
+ROUNDS = (3, 8)
 TREES = ((5, 16), (8, 32))  # depth and nodes of draft trees
 OVERLAPPED = ((8, 0), (16, 4))  # draft tokens ahead at most, and that a pass waits for; 0: it never waits
 MOST_AHEAD = 2 * OVERLAPPED[-1][0]  # draft tokens of any arm, unless a request says otherwise or they are copies

@@ -218,7 +218,8 @@ class OutputController(Controller):
         self._aside = 0  # tokens until it is asked again
         self._drafted = 0  # draft tokens of the running epoch
         self._run = 1  # tokens of the latest plain run
-        self._behind, self._in_run = 0, False
+        self._behind = 0  # tokens that the target drew before their draft tokens came: compared with them, not judged
+        self._in_run = False  # what was emitted last came from the later answers of a run
 
     @property
     def shares(self) -> bool:

@@ -250,7 +250,7 @@ class Warping:
 
     @staticmethod
     def kind(options: SamplingOptions, columns: int) -> tuple[bool, int, bool]:
-        """What must be equal in options of one `Warping`."""
+        """What must be equal in options of one `Warping`, which looks only at the first whether some apply."""
         if options.temperature == 0:
             return True, 0, False
         return False, width_of(options, columns), options.top_p < 1

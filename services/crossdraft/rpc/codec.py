@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from crossdraft.config.fields import LeftOut
@@ -147,7 +148,9 @@ def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
 
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
-    """Sampling options; raises BadMessage when one is out of its range."""
+    """Sampling options; raises BadMessage when one is out of its range, or unknown: it would change the output."""
+    if unknown := sorted({field.field_number for field in UnknownFieldSet(message)}):  # type: ignore[attr-defined]
+        raise BadMessage(f"options has the fields {unknown}, which this version does not know: update the service")
     check_max(len(message.logit_bias), MAX_BIASES, "options.logit_bias")
     check_max(len(message.bad_word_ids), MAX_BIASES, "options.bad_word_ids")
     check_max(sum(len(word.ids) for word in message.bad_word_ids), MAX_WORDS, "options.bad_word_ids")

@@ -160,8 +160,8 @@ class Direction:
             field = entry.WhichOneof("message")
             kind = kinds.get(field)
             if kind is None:
-                *fields, last = kinds
-                yield entry.session, BadMessage(f"a message must be one of {', '.join(map(str, fields))} and {last}")
+                *others, last = kinds
+                yield entry.session, BadMessage(f"a message must be one of {', '.join(map(str, others))} and {last}")
                 continue
             message = getattr(entry, field)
             share = NOTHING_SHARED if kind.share is None else kind.share(message, columns)
@@ -484,7 +484,7 @@ def _drafter_columns(frame: drafter_pb.DraftReplies, size: int | None) -> Column
 
 def _alike(value: type, field: str, message: Callable[..., Any]) -> Kind:
     """Messages that have the same fields as their plain values, none of which must be checked."""
-    names = [field.name for field in fields(value)]
+    names = [one.name for one in fields(value)]
     parts: Any = attrgetter(*names) if len(names) > 1 else lambda message: [getattr(message, name) for name in names]
     return Kind(value, field, _fields(message), lambda message, *_: value(*parts(message)))
 
