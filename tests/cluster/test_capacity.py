@@ -8,7 +8,7 @@ import pytest
 from ray.experimental import internal_kv
 
 from crossdraft.cluster import capacity, status
-from crossdraft.cluster.capacity import Need, Nodes, NotServedError, Waiting, needs_of, placed, taken
+from crossdraft.cluster.capacity import Need, Nodes, NotServedError, Waiting, needs_of, placed, take
 from crossdraft.cluster.config import HEAD, parse, processes_of
 
 NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
@@ -49,9 +49,9 @@ def test_a_replica_on_several_devices_needs_places_for_each_of_its_processes() -
     need, *_ = needs_of(processes_of(parse(f"models: [{{name: small, target: {target}}}]")))
     assert (need.count, need.most, need.amounts) == (8, float("inf"), {"CPU": 2, "GPU": 1, "target": 0.25})
     free = {"a": {"GPU": 2.0, "CPU": 9.0, "target": 1.0}, "b": {"GPU": 3.0, "CPU": 4.0, "target": 1.0}}
-    assert not taken(need.amounts, free, 5)
+    assert not take(need.amounts, free, 5)
     assert free["a"]["GPU"] == 2
-    assert taken(need.amounts, free, 4)
+    assert take(need.amounts, free, 4)
     assert {name: has["GPU"] for name, has in free.items()} == {"a": 0, "b": 1}
 
 

@@ -114,8 +114,8 @@ def _left_of(node: str, whole: Amounts, free: Amounts, at: Places) -> str:
     return f"node {node} has {left or 'nothing'} left{f' beside {beside}' if beside else ''}"
 
 
-def taken(amounts: Amounts, free: Free, times: int, most: float = inf) -> bool:
-    """Whether nodes have all of it so many times, none more than `most` times; then they have it no more."""
+def take(amounts: Amounts, free: Free, times: int, most: float = inf) -> bool:
+    """Takes it so many times from nodes, at most `most` times of each; False, and no change, if there is too little."""
     at: list[dict[str, float]] = []
     for has in free.values():
         at += [has] * int(min(_times(amounts, has), most, times - len(at)))
@@ -154,7 +154,7 @@ class Waiting:
 
 
 def waited(look: Callable[[], str], until: Callable[[], float], say: Say) -> str:
-    """What `look` still finds missing at a moment of the monotonic clock; returns as soon as it finds nothing.
+    """Looks until nothing is missing, or `until()`, of the monotonic clock, is past; returns what was missing last.
 
     Says what is waited for: after SOON_SECONDS, when it changes, and every PROGRESS_SECONDS.
     """

@@ -30,7 +30,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import CPUS, GPUS, Free, NotServedError, Say, Waiting, amounts_of, taken, waited
+from crossdraft.cluster.capacity import CPUS, GPUS, Free, NotServedError, Say, Waiting, amounts_of, take, waited
 from crossdraft.cluster.config import ConfigurationError, Process, parse, processes_of
 from crossdraft.cluster.directory import DirectoryOwner
 from crossdraft.cluster.fronts import GrpcFront, Ingress
@@ -239,7 +239,7 @@ def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, 
     """
     names = versions_of(before)
     new = [process for process in wanted if process.deployment not in names and process.role not in FRONTS]
-    room = all(taken(amounts_of(process.resources), free, process.ranks * process.replicas.max) for process in new)
+    room = all(take(amounts_of(process.resources), free, process.ranks * process.replicas.max) for process in new)
     if not (before and new and room):
         return (wanted,)
     both = {process.deployment: process for process in (*before[:-1], *wanted)}
@@ -268,7 +268,7 @@ def application(wanted: Processes, before: Processes, free: Free) -> Application
     # What is new first.
     for process in sorted(wanted, key=lambda process: versions.get(process.deployment) == process.version):
         times = process.replicas.max if process.most < inf else more[process.deployment]
-        beside[process.deployment] = taken(amounts_of(process.resources), free, process.ranks * times, process.most)
+        beside[process.deployment] = take(amounts_of(process.resources), free, process.ranks * times, process.most)
     *others, front = (_deployment(process, beside[process.deployment], more[process.deployment]) for process in wanted)
     bound = [deployment.bind(process) for deployment, process in zip(others, wanted, strict=False)]
     return front.bind(wanted[-1], *bound)

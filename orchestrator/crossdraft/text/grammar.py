@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, is_plain, to_bytes
 
 Bits = NDArray[np.uint8]  # (n, ⌈columns / 8⌉): whether each column may come, the first in the lowest bit of a byte
-MAX_LENGTH = 2**16  # characters of a grammar, but for the schemas on lines of rules, each of which has as many,
-MAX_WHOLE = 2**20  # and of all together
+MAX_LENGTH = 2**16  # characters of a grammar without its schemas, and of each schema
+MAX_WHOLE = 2**20  # characters with all schemas
 SCHEMA = ": %json "  # before a schema, to the end of the line
 COSTLY = ("multipleOf", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
 COMPILING = 2  # threads

@@ -32,10 +32,10 @@ SPAN = 256  # ids whose probabilities are summed first when a tail is
 NOT_FINITE = "no id has a probability above 0: the model's logits are not finite"
 NUCLEUS = 256  # most probable ids that top_p looks at first on a CPU; seldom more are needed, and sorting all is slow
 NARROW = 256  # ids to which `top_k` may narrow a distribution so that the others are not looked at again
+LEAST_WIDTH = 32  # of such a distribution, so that few differ in it
 # (256, 8): what is added to the logits of eight columns for each byte of a mask.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little"), 0, -np.inf)
 ADDED = ADDED.astype(np.float32)
-LEAST_WIDTH = 32  # of such a distribution, so that few differ in it
 
 
 class NothingLeftError(ValueError):

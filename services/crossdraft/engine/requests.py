@@ -19,7 +19,7 @@ class ContextOverflowError(ValueError):
 class ForwardRequest:
     """Asks for logits after the committed tokens of a session and after nodes of a token tree.
 
-    What is asked for stays. The last fields are of the one model thread that has it, from the job to the batch.
+    The fields up to `hidden` never change; those after it are written by the model thread and its scheduler.
     """
 
     session: Hashable

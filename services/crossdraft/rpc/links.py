@@ -1,4 +1,4 @@
-"""Links: what waits for one's stream on either side, and the clients of the two services, which begin sessions on them.
+"""A link: the stream that all sessions with one service share; the outbox of either side; and the clients that open it.
 
 A client has a channel to one service, and gets its model's description. A session's listener is called in the event
 loop, in the order in which its messages came. What sessions send while the loop is busy leaves as one frame.
@@ -457,19 +457,23 @@ class Link:
             session.traffic.codec_seconds += seconds
 
     def _refuse(self, number: int, fault: TooLarge | ValueError) -> None:
+        """A message of it cannot be sent: it fails."""
         self._fail(number, fault if isinstance(fault, TooLarge) else BadMessage(f"it cannot be sent: {fault}"))
 
     def _fail(self, number: int, error: ServiceError) -> None:
+        """Drops it, and tells its listener and the service."""
         self._lose(number, error)
         self._outbox.put(number, EndSession())
 
     def _lose(self, number: int, error: ServiceError) -> None:
+        """Drops it, and tells its listener."""
         session = self._forget(number)
         self.outdated = self.outdated or isinstance(error, NotServed)
         if session is not None:
             session.listener.lost(error)
 
     def _forget(self, number: int) -> LinkSession | None:
+        """Drops it here; nobody is told."""
         session = self._sessions.pop(number, None)
         if session is not None:
             self._outbox.drop(number)
