@@ -319,6 +319,8 @@ def test_none_is_no_drafter(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_serve_api", lambda api, *_: found.append(serve._local_model(api, {})))
     assert cli("serve", "http", "--target", "127.0.0.1:9", "--model", "tiny", "--drafter", "none").code == 0
     assert [model.drafters for model in found] == [()]
+    here = ("--model", "tiny", "--target", "127.0.0.1:9", "--drafter-model", "bundled:drafter-b")
+    assert "leave it out" in cli("serve", "http", *here, "--drafter", "none").err
 
 
 @pytest.mark.parametrize("front", ["http", "grpc"])

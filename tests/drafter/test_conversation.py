@@ -54,6 +54,7 @@ def test_a_newer_epoch_ends_the_one_before() -> None:
     assert (older.over, newer.over) == (True, False)
     assert epochs.advance(Advance(1, 50)) is None
     assert epochs.advance(Advance(4, 6)) is newer
+    assert epochs.advance(Advance(4, 6)) is None  # no more than before
     assert newer.count == 6
     assert not older.wanted
 

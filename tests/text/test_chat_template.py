@@ -51,7 +51,7 @@ BLOCKS = """{% set ns = namespace(count=0) %}
         {% continue %}
     {% endif %}
     {% set ns.count = ns.count + 1 %}
-  {{ ns.count }}: {{ message | tojson }} {{ message.content | tojson(indent=2) }}
+  {{ ns.count }}: {{ message | tojson }} {{ message.content | tojson(false, 2) }}
     {% generation %}
     said{{ eos_token }}
     {% endgeneration %}

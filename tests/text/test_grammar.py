@@ -152,6 +152,7 @@ def test_white_space_is_free_unless_it_is_not_wanted() -> None:
         ),
         (Grammar.json({"$defs": {"a": {"enum": "x"}}, "$ref": "#/$defs/a"}), r"at \$\.\$defs\.a\.enum$"),
         (Grammar.json({"properties": {"b": {"$ref": "#/$defs/x"}}}), r"at \$\.properties\.b\.\$ref$"),
+        (Grammar.json({"properties": ["a"]}), r"properties must be an object, at \$\.properties$"),
         (Grammar.json({"const": {"type": "x"}, "properties": {"b": {"type": "x"}}}), r"at \$\.properties\.b\.type$"),
         (Grammar.ebnf('start: a\na: "x" %json {"items": {"type": "y"}}'), r"error: a: .*, at \$\.items\.type$"),
         (Grammar.json({"not": {"type": "string"}}), "Unimplemented keys"),

@@ -373,6 +373,8 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
         raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
     here = (own["target"],) if api.target_model else ()
     targets = here + (_addresses("--target", ",".join(api.target)) if api.target else ())
+    if api.drafter == [NO_DRAFTER] and api.drafter_model:
+        raise UsageError(f"--drafter {NO_DRAFTER} is no drafter: leave it out, or --drafter-model")
     drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or () if api.drafter != [NO_DRAFTER])
     if api.drafter_model:
         drafters = NamedDrafter(api.drafter_model, (own["drafter"],)), *drafters

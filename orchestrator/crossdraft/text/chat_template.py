@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -49,7 +49,7 @@ def _compiled(source: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes what HTML misreads
+    environment.filters["tojson"] = _to_json
     environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": lambda form: datetime.now().strftime(form),
@@ -87,6 +87,17 @@ class _GuardedNamespace(Namespace):
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace keeps no attribute that begins with an underscore, such as {name!r}")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes what HTML would misread; the arguments are those of transformers' one."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:

@@ -49,7 +49,7 @@ LINES = re.compile(r"\n +\d+ \| ")  # of a grammar, as the library's reasons sho
 FAULTY = re.compile(r" \d+ \| (\w+)[^\n]*\n +\^\n")  # the one that is wrong, with the name of its rule
 SCHEMA_FAULT = "failed to compile JSON schema: "  # in the library's reasons
 DEFINITIONS, NO_SCHEMAS = ("$defs", "definitions"), ("const", "enum", "default", "examples", "required", "x-guidance")
-MAX_TRIES = 1000  # of parts of a schema, when its fault is looked for
+SEARCH_SECONDS = 0.2  # of processor time in which the fault of a schema is looked for: each try reads all definitions
 STACK = 2**28  # bytes of each that may be used
 FORCED = 256  # letters that must follow, of those that are told
 COMPILED = 64  # grammars that a compiler keeps, and
@@ -273,13 +273,13 @@ def _place_of(source: str, reason: str) -> str:
     text = "".join(source.splitlines(keepends=True)[int(found[1]) - 1 :])
     try:
         part: Any = json.JSONDecoder().raw_decode(text[text.index("{", int(found[2]) - 1) :])[0]
-    except ValueError:  # the schema is none
+    except (ValueError, RecursionError):  # the schema is none, or very deep
         return ""
-    fault, tries = LINES.split(reason[found.end() :], 1)[0], iter(range(MAX_TRIES))
+    fault, until = LINES.split(reason[found.end() :], 1)[0], thread_time() + SEARCH_SECONDS
     own = {name: part[name] for name in DEFINITIONS if name in part}
 
     def same(part: Any) -> bool:
-        if next(tries, None) is None:
+        if thread_time() > until:
             return False
         schema = json.dumps(own | part if isinstance(part, dict) else part)
         said = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: %json {schema}"))
@@ -297,11 +297,14 @@ def _parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
     """Schemas in a schema, by their paths, definitions first."""
     named = schema if isinstance(schema, dict) else {}
     for name in sorted(named.keys() - {*NO_SCHEMAS}, key=lambda one: (one not in DEFINITIONS, [*named].index(one))):
-        within, value = name in (*DEFINITIONS, "properties", "patternProperties"), named[name]
-        if isinstance(value, dict) and not within:
+        value, steps = named[name], list[tuple[Any, Any]]()
+        if isinstance(value, list):
+            steps = [*enumerate(value)]
+        elif isinstance(value, dict) and name in (*DEFINITIONS, "properties", "patternProperties"):
+            steps = [*value.items()]
+        elif isinstance(value, dict):
             yield name, value
-        elif isinstance(value, dict | list):
-            yield from ((f"{name}.{step}", one) for step, one in dict(value if within else enumerate(value)).items())
+        yield from ((f"{name}.{step}", schema) for step, schema in steps)
 
 
 class _Trials(local):

@@ -83,7 +83,7 @@ class Epochs:
         return self._latest
 
     def advance(self, request: Advance) -> DraftProgress | None:
-        """The epoch of which more is wanted now; None if that is over: its end and the request have crossed."""
+        """The epoch if more of it is wanted than before; None also where it is over: its end and the request cross."""
         if request.epoch < self.number or (self._latest is not None and self._latest.over):
             return None
         if self._latest is None or request.epoch > self.number:
@@ -93,7 +93,7 @@ class Epochs:
             what = f"epoch {request.epoch} may advance from {count} draft tokens to at most {most}"
             raise ProtocolBroken(f"{what}, not to {request.count}")
         self._latest.count = request.count
-        return self._latest
+        return self._latest if request.count > count else None
 
     def scored(self, request: Score) -> DraftProgress:
         if self._latest is not None and request.epoch != self.number:

@@ -19,8 +19,9 @@ import grpc
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc import codec, errors, log_context
 from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError
+from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.frames import Answer, Ask, EndSession, Opening, RoleCodec, SessionEnded
-from crossdraft.rpc.links import Join, Outbox, read
+from crossdraft.rpc.links import MAX_IN_LOOP, Join, Outbox, read
 from crossdraft.rpc.memory import MemoryContext, codec_of
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.types import messages
@@ -203,7 +204,7 @@ class Handlers(Generic[Opening, Ask, Answer]):
     ) -> None:
         self.activity = Activity(role.name, limits)
         self.service = service
-        self.limit = limit
+        self.limit, self.beside = limit, Beside("frames", small=MAX_IN_LOOP)
         self.idle_seconds = limits.idle_seconds
         self._most_links = max(MAX_LINKS, limits.max_sessions_per_peer or limits.max_sessions)
         self.codec = role.server(service.description.vocabulary_size)
@@ -294,7 +295,7 @@ class ServerLink:
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
         async for raw in requests:
-            messages = await read(raw, self._codec, self._handlers.limit)
+            messages = await read(raw, self._codec, self._handlers.limit, self._handlers.beside)
             share = len(raw) / max(1, len(messages))
             for number, message in messages:
                 self._received(number, message, share)

@@ -45,7 +45,6 @@ MAX_WAITING_MESSAGES = 4096
 # Bytes of a frame that is read in the loop, in 3 ms if it has rows. Frames of 64 sessions have hardly more, and a
 # thread would have to wait for the loop's turn.
 MAX_IN_LOOP = 1 << 18
-BESIDE = Beside("frames", small=MAX_IN_LOOP)
 now = time.monotonic
 TURN_SECONDS = 0.005  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 Channel = grpc.aio.Channel | MemoryChannel
@@ -61,13 +60,15 @@ def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
     return TooLarge(f"a {what} of {len(raw)} bytes is over the {limit.frame_bytes} that this side's {limit} allows")
 
 
-async def read(raw: bytes, codec: FrameCodec[Any, Received], limit: MessageLimit) -> list[tuple[int, Any]]:
-    """The messages of a frame; a large one is read in a thread, as one peer's must not hold up those of others. Raises
+async def read(
+    raw: bytes, codec: FrameCodec[Any, Received], limit: MessageLimit, beside: Beside
+) -> list[tuple[int, Any]]:
+    """The messages of a frame; a large one is read in a thread: one peer's must not hold up those of others. Raises
     TooLarge or BadMessage."""
     if len(raw) > limit.frame_bytes:
         raise too_large("frame", raw, limit)
     try:
-        return await BESIDE.run(len(raw), lambda: list(codec.decode(raw)))
+        return await beside.run(len(raw), lambda: list(codec.decode(raw)))
     except DecodeError as error:
         raise BadMessage(f"not a frame of this link: {error}") from error
 
@@ -310,6 +311,7 @@ class Link:
         self._latest = 0  # number of a session
         self._retired = False
         self._codec, self._limit = codec_of(channel, role.client(about.vocabulary_size)), limit
+        self._beside = Beside("frames", small=MAX_IN_LOOP)
         self._outbox: Outbox[Any] = Outbox(self._codec, limit, self._refuse)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None  # of the reply that is due the longest
@@ -395,7 +397,7 @@ class Link:
                 break
             began = time.perf_counter()
             try:
-                messages = await read(raw, self._codec, self._limit)
+                messages = await read(raw, self._codec, self._limit, self._beside)
             except TooLarge as error:
                 return error
             except BadMessage as error:
