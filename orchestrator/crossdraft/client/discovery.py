@@ -7,6 +7,7 @@ of those that have answered are watched, so that it is known at any time whether
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -60,7 +61,7 @@ class Probe:
         self._warned = False
         self._lost = False  # it was reachable once
         self._parted = parted
-        self._task = asyncio.create_task(self._meet())
+        self._task = asyncio.create_task(self._meet(), context=Context())  # it is not of the request that began it
 
     @property
     def fault(self) -> str:

@@ -103,6 +103,21 @@ async def test_an_answer_without_calls_is_content_and_one_that_is_cut_has_its_le
     assert outline(whole) == [("length", None, None, [("weather", '{"city": "b"}')])]
 
 
+class Late(FakeBackend):
+    """The first that needs a model reaches its target."""
+
+    async def written(self, *asked: Any, **options: Any) -> Any:
+        self.served, self.unreached = (*self.served, *self.unreached), ()
+        return await super().written(*asked, **options)
+
+
+async def test_the_form_of_calls_is_that_of_a_target_that_is_reached_only_now() -> None:
+    outputs = Late(tokens_of(CALL), served=(), unreached=(replace(TOY, tool_format="hermes"),))
+    async with front(outputs, HttpOptions()) as served:
+        whole = await served.openai.chat.completions.create(**ASKED)
+    assert outline(whole) == [("tool_calls", None, None, [("weather", '{"city": "b"}')])]
+
+
 async def test_without_tools_nothing_is_read_as_a_call(served: Front) -> None:
     for asked in ({"tools": []}, {"tool_choice": "none"}):
         choice, _ = await both(served, **asked)

@@ -190,7 +190,9 @@ class Outputs:
         if not body.usable:
             return None
         if name == ToolCallParser.auto:
-            name = next((one.tool_format for one in await self._backend.models() if one.name == model), "")
+            if all(served.name != model for served in await self._backend.models()):  # its target was not there yet
+                await self._backend.written(model, "", special=False)
+            name = next((served.tool_format for served in await self._backend.models() if served.name == model), "")
         found = TOOL_FORMATS[name or ToolCallParser.json]
         if found.spelled and not (await self._backend.written(model, found.begin, special=False)).plain:
             found = replace(found, spelled=False)  # here the mark is a control symbol
