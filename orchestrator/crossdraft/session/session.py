@@ -221,9 +221,8 @@ class Session:
             self.counts.add(audited=count)
         if branches := drafted.branches:
             self.counts.add(branches=len(branches), branch_tokens=sum(len(branch.tokens) for branch in branches))
-        if drafted.reason and not (
-            drafter.ledger.received and self.epoch.choice.least_likely
-        ):  # else it did as it was told
+        told = drafter.ledger.received and self.epoch.choice.least_likely  # to stop where a step is not worth it
+        if drafted.reason and not told:
             self.counts.add(stood_aside=1)
             self.counts.note(undrafted=drafted.reason)
         return self.target.fetch_late(self.epoch, first)
