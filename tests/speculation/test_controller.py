@@ -144,7 +144,7 @@ def test_the_first_five_outputs_have_most_of_what_there_is(
 ) -> None:
     """A stall in a first use is nobody's: its own seconds apart, nothing changes."""
     found = [cold(replace(world_of(*cell), stall=stall), seed=seed).of_best for seed in range(6)]
-    assert sum(found) / len(found) >= (0.8 if stall else 0.85), found
+    assert sum(found) / len(found) >= (0.81 if stall else 0.85), found
 
 
 USELESS = {

@@ -64,7 +64,7 @@ def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, A
     """Of a link on this channel, or in this handler's context."""
     if not isinstance(side, MemoryChannel | MemoryContext):
         return otherwise
-    return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], lambda message: 1)  # nothing is copied
+    return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], otherwise.weight)
 
 
 def serves(address: str) -> bool:
