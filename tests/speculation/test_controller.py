@@ -38,6 +38,7 @@ from tests.speculation.simulator import (
     cold,
     controllers,
     fixed_speed,
+    in_batches,
     measured,
 )
 from tests.verification.enumerating import full
@@ -106,6 +107,15 @@ def test_it_is_so_in_the_whole_grid(outputs: int) -> None:
     assert of_best[0] >= 0.6, of_best
     assert of_best[len(found) // 20] >= 0.75, of_best
     assert of_plain[0] >= 0.92, of_plain
+
+
+@pytest.mark.parametrize(("outputs", "pass_ms", "tokens"), [(4, 60, 48), (16, 60, 48)])
+def test_it_learns_also_from_outputs_that_all_end_before_a_trial_is_over(
+    outputs: int, pass_ms: int, tokens: int
+) -> None:
+    """A trial goes on at the next batch; while outputs end, load by load, nothing is begun anew."""
+    world = world_of(0.95, pass_ms, 1, 0, True)
+    assert fmean(in_batches(world, outputs, tokens, 4, seed) for seed in range(2)) >= 0.85
 
 
 @pytest.mark.parametrize("crowded", [estimates.CROWDED, full(2 * estimates.CROWDED)])

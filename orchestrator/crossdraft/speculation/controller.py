@@ -176,10 +176,18 @@ class TargetController:
             self._octave = round(log2(self.load))
         selection = self.selections.setdefault(self._octave, ArmSelection(self.budget, PLAIN))
         if selection is not self.selection or arms != self.arms:
-            self.selection.end_trial()
             self.selection, self.arms, self._round = selection, arms, replace(self._round, pure=False)
-            if selection.usual not in arms:
-                selection.usual = PLAIN
+            tried = any(map(selection.seen, (arm for arm in arms if arm.drafts)))
+            selection.resume(arms, selection.usual if tried else self._nearest(arms))
+
+    def _nearest(self, arms: Arms) -> Choice:
+        """The arm in use at the nearest load at which drafts are, if it is expected to pay at this one, too."""
+        drafting = [octave for octave, one in self.selections.items() if one.usual.drafts and one.usual in arms]
+        if not drafting:
+            return PLAIN
+        near = self.selections[min(drafting, key=lambda octave: abs(octave - self._octave))]
+        plain, guess = self.guesses(list(self.outputs), (PLAIN, near.usual)).values()
+        return near.usual if near.speeds({near.usual: guess})[near.usual] * plain.seconds > plain.tokens else PLAIN
 
     def guesses(
         self, outputs: Sequence["OutputController"], arms: Iterable[Choice], factor: float = 1.0, load: float = 0.0

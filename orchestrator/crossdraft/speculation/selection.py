@@ -10,8 +10,9 @@ A round that takes STALL times as long as expected is nobody's, as a capture, a 
 it does not count. EXCUSES rounds are so excused, and EARNED of further ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.estimates import Round
@@ -19,7 +20,8 @@ from crossdraft.speculation.estimates import Round
 CREDIT = 60.0  # tokens of each output: two arms are tried in the first hundred
 EARNED = 0.02  # of the tokens emitted
 STALL, EXCUSES = 4.0, 8.0  # as above; the first uses of an accelerator's shapes are about as many
-WINDOW = 6  # rounds that are compared at once, behind a first one in which outputs get in step: 4 took noise for gains
+WINDOW = 6  # rounds of one output that are compared at once, behind a first one to get in step: 4 took noise for gains
+TOGETHER = 2.0  # rounds of one output that a round of several tells as much as, at most: their noise is averaged
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
@@ -87,7 +89,7 @@ class ArmSelection:
         self.trial: Choice | None = None
         self.records: dict[Choice, Record] = {}
         self._trails = False  # no drafter is used, but what is left of drafts may take time
-        self._rounds = 0  # of the window
+        self._rounds = 0.0  # of one output, that the window has as much as
         self._new = False  # the arm in use is, so that outputs are not in step yet
         self._floor = 0.0  # of the budget, with which the trial ends
 
@@ -130,12 +132,14 @@ class ArmSelection:
         if arm.drafts and self.budget.excused(seconds > STALL * guess.seconds):
             return
         self._charge(seconds, tokens, speeds)
-        if pure and self._new and arm.drafts:
+        lost = self._lost
+        if pure and self._new and arm.drafts and not lost:
             self._new = False
-        elif pure and (arm.drafts or not self._trails):
-            self._rounds += 1
-            self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
-        if self._rounds >= (WINDOW if arm.drafts else WINDOW // 2) or self._lost:
+        elif (pure or lost) and (arm.drafts or not self._trails):
+            part = min(TOGETHER, outputs**0.5)
+            self._rounds += part
+            self._count(arm, guess, seconds, tokens, part / WINDOW)
+        if self._rounds >= (WINDOW if arm.drafts else WINDOW / 2) or lost:
             self._decide(guesses)
 
     def _doubt(self, guesses: Guesses) -> None:
@@ -176,6 +180,13 @@ class ArmSelection:
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
         self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
 
+    def resume(self, arms: Sequence[Choice], usual: Choice) -> None:
+        """All outputs use it from now on, with these arms. A trial that was under way goes on."""
+        self._new = True
+        if self.current not in arms:
+            self.end_trial()
+        self.usual = usual if usual in arms else self.plain
+
     def end_trial(self) -> None:
         self.trial, self._rounds, self._floor, self._new = None, 0, 0.0, True
 
@@ -192,6 +203,8 @@ class ArmSelection:
         hope = self.hope(speeds)
         tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
         known, may = self.seen(plain) or plain.drafts, free / 3  # with less than a token it shows nothing
-        if known and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
+        if not known:
+            hope, tried = {plain: inf}, plain  # drafting began at another load
+        if tried != self.usual and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
             self.trial, self._floor = tried, self.budget.credit - may
         self._new = self.current != used
