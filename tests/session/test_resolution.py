@@ -240,7 +240,8 @@ def test_an_unknown_method_is_refused_with_those_that_the_pair_can_do(drafter: s
 
 
 def test_a_bias_is_for_an_id_that_the_target_has() -> None:
-    options = SamplingOptions(logit_bias=((10**6, 1.0),))
+    options = SamplingOptions(logit_bias={10**6: 1.0, 7: -2.0})  # type: ignore[arg-type]
+    assert options == SamplingOptions(logit_bias=((10**6, 1.0), (7, -2.0)))
     with pytest.raises(RequestError, match="logit_bias names id 1000000"):
         resolve(GenerationRequest("x", options=options), models())
 

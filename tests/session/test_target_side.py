@@ -129,6 +129,7 @@ def test_a_lost_target_takes_its_pass_along() -> None:
         out = session.handle(Lost(opened.lane, GONE), 5.0)
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (0.0, 1.0)
+    assert session.counts.targets_lost == 1  # what never opened is no loss
 
 
 def test_a_lane_that_nobody_can_have_leaves_those_that_are_being_opened() -> None:

@@ -240,9 +240,8 @@ class Session:
             commands = self.drafter.lost(reason, again=lost.elsewhere)
             self._without_drafter(reason if opened else self.drafter.fault, opened)
             return commands
-        self.counts.add(targets_lost=1)
-        self._error = lost.error
-        target = self.target
+        target, self._error = self.target, lost.error
+        self.counts.add(targets_lost=target.lanes[lost.lane].ready)  # one that never opened is no loss of one
         replaced = target.lost(lost.lane, self._now) if lost.elsewhere else target.drop(lost.lane)
         return [self._end(Reason.FAILED, lost.error)] if replaced is None else replaced
 
