@@ -63,7 +63,7 @@ def test_a_prompt_is_scored_before_the_first_pass_and_goes_on_elsewhere() -> Non
     (piece,) = scored(TARGET, 1, 5, 6)
     assert isinstance(piece, PromptScored)
     for first, tokens, more in ((2, (6,), True), (3, (8,), True), (3, (7, 8), True), (3, (7,), False), (3, (), True)):
-        with pytest.raises(IllegalEventError, match="were not due"):
+        with pytest.raises(IllegalEventError, match=r"^PromptScored \(first .*\) was not asked for"):
             scored(TARGET, first, *tokens, more=more)
     assert requests(session.handle(Ready(2), 1.5)) == []  # the first one does it
     assert requests(session.handle(Lost(TARGET, GONE, elsewhere=False), 2.0)) == [ScorePrompt(3, 2)]

@@ -4,10 +4,24 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, from_bytes, is_plain
+from crossdraft.text.letters import (
+    AFTER_ALL,
+    END,
+    EVENTS,
+    NAMELESS,
+    ControlRole,
+    Letters,
+    Side,
+    Spelling,
+    codes_of,
+    from_bytes,
+    is_plain,
+)
 from crossdraft.text.pairs import Pair
-from crossdraft.text.vocabulary import TokenizerNotSupported, Vocabulary
+from crossdraft.text.vocabulary import TokenizerNotSupported, Trie, Vocabulary
 from tests.text.kinds import PADDING, TOOL, Kind, kind
 
 
@@ -47,7 +61,7 @@ def test_bytes_of_the_byte_fallback_rank_behind_the_token_that_is_written() -> N
     [
         ([(999_999, "END_OF_SEQUENCE")], [], "id 999999 is not an id of a vocabulary of"),
         ([], [-1], "id -1 is not an id"),
-        ([(0, "END")], [], "unknown role 'END'; the roles are END_OF_SEQUENCE"),
+        ([(0, "END_OF_SEQUENCE")], [], "unknown role 'END_OF_SEQUENCE'; the roles are END_OF_SEQUENCE"),
     ],
 )
 def test_wrong_controls_are_named(controls: list[tuple[int, str]], stops: list[int], complaint: str) -> None:
@@ -78,7 +92,7 @@ def test_tokenizers_without_letters_are_refused(field: str, value: str) -> None:
         Vocabulary.build(json.dumps(described), 10, [], [], Side.TARGET)
 
 
-END = ControlRole.END_OF_SEQUENCE.letter
+END_OF_SEQUENCE = ControlRole.END_OF_SEQUENCE.letter
 
 
 def _toy(side: Side, *letters: str) -> Vocabulary:
@@ -89,7 +103,9 @@ def _toy(side: Side, *letters: str) -> Vocabulary:
 
 
 def test_shared_tokens_are_those_with_the_letters_of_a_target_token() -> None:
-    pair = Pair(_toy(Side.TARGET, "a", "", "ab", "a", END), _toy(Side.DRAFTER, "b", "ab", "a", "", END))
+    pair = Pair(
+        _toy(Side.TARGET, "a", "", "ab", "a", END_OF_SEQUENCE), _toy(Side.DRAFTER, "b", "ab", "a", "", END_OF_SEQUENCE)
+    )
     assert not pair.same_vocabulary
     assert pair.shared_drafter_ids.tolist() == [1, 2, 4]
     assert [pair.target_id(token) for token in range(5)] == [None, 2, 0, None, 4]
@@ -143,3 +159,38 @@ def test_a_token_is_shared_exactly_if_its_letters_are(any_kind: Kind) -> None:
             assert (found is not None) == (letters in target.letters)
         if is_plain(letters) and found is not None:
             assert target.letters[found] == letters
+
+
+words = st.lists(
+    st.text("ab\x00\xff" + ControlRole.END_OF_TURN.letter, min_size=1, max_size=4), min_size=1, max_size=12
+)
+
+
+def vocabulary(*letters: str) -> Vocabulary:
+    return Vocabulary(letters=tuple(map(Letters, letters)))
+
+
+@given(words, st.text("ab", max_size=3))
+def test_a_span_is_the_tokens_with_a_prefix(letters: list[str], prefix: str) -> None:
+    trie = Trie(vocabulary(*letters))
+    first, end = trie.span(Letters(prefix))
+    assert sorted(trie.order[first:end].tolist()) == [i for i, text in enumerate(letters) if text.startswith(prefix)]
+
+
+@given(words)
+def test_spelling_keeps_every_string(letters: list[str]) -> None:
+    spelling = Spelling.of([Letters(text) for text in letters])
+    for token, text in enumerate(letters):
+        start = int(spelling.starts[token])
+        assert spelling.rest(token, start).tolist() == codes_of(text).tolist()
+        assert spelling.rest(token, start + 1).tolist() == codes_of(text[1:]).tolist()
+        assert spelling.codes[start + len(text)] == END
+
+
+def test_codes_tell_bytes_roles_and_sides_apart() -> None:
+    known = "".join(map(chr, range(256))) + "".join(role.letter for role in ControlRole)
+    codes = codes_of(known + Side.TARGET.control(0) + Side.DRAFTER.control(0)).tolist()
+    assert codes[:256] == list(range(256))
+    assert len(set(codes)) == len(codes) == EVENTS - 1
+    assert END not in codes
+    assert codes_of(Side.TARGET.control(60_000)).tolist() == codes_of(Side.TARGET.control(0)).tolist()

@@ -157,15 +157,6 @@ def admits(event: Event, state: State, lane: Any) -> bool:
 
 
 def _unexpected(reply: Reply, opening: bool) -> str:
-    match reply:
-        case _ if opening:
-            return f"{type(reply).__name__} from a lane that is not open"
-        case PassDone():
-            return f"pass {reply.number} with {len(reply.nodes)} answers was not asked for"
-        case RowFetched():
-            return f"row {reply.node} of pass {reply.number} was not asked for"
-        case PromptScored():
-            return f"{len(reply.tokens)} tokens of the prompt from place {reply.first} on were not due"
-        case Drafted():
-            return f"draft tokens of epoch {reply.epoch} from place {reply.first} on were not due"
-    return f"scores of epoch {reply.epoch} were not asked for"
+    named = ", ".join(f"{name} {value}" for name, value in vars(reply).items() if type(value) is int)
+    said = f"{type(reply).__name__} ({named})" if named else type(reply).__name__
+    return f"{said} from a lane that is not open" if opening else f"{said} was not asked for"
