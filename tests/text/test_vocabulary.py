@@ -61,7 +61,7 @@ def test_bytes_of_the_byte_fallback_rank_behind_the_token_that_is_written() -> N
     [
         ([(999_999, "END_OF_SEQUENCE")], [], "id 999999 is not an id of a vocabulary of"),
         ([], [-1], "id -1 is not an id"),
-        ([(0, "END_OF_SEQUENCE")], [], "unknown role 'END_OF_SEQUENCE'; the roles are END_OF_SEQUENCE"),
+        ([(0, "END")], [], "unknown role 'END'; the roles are END_OF_SEQUENCE"),
     ],
 )
 def test_wrong_controls_are_named(controls: list[tuple[int, str]], stops: list[int], complaint: str) -> None:

@@ -49,20 +49,7 @@ from enum import Enum
 from typing import Any
 
 from crossdraft.session.events import Cancelled, Event, Expired, IllegalEventError, Ready, Replied, Reply, Request
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    Drafted,
-    FetchRow,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Score,
-    Scored,
-    ScorePrompt,
-)
+from crossdraft.types import messages
 
 
 class State(Enum):
@@ -105,28 +92,28 @@ TRANSITIONS: dict[LaneState, dict[type[Ready | Request | Reply], tuple[LaneState
         Ready: (_T.IDLE,),
     },
     _T.IDLE: {
-        ScorePrompt: (_T.SCORING,), Pass: (_T.PASSING,), FetchRow: (_T.IDLE,),
-        RowFetched: (_T.IDLE,),
+        messages.ScorePrompt: (_T.SCORING,), messages.Pass: (_T.PASSING,), messages.FetchRow: (_T.IDLE,),
+        messages.RowFetched: (_T.IDLE,),
     },
     _T.SCORING: {
-        PromptScored: (_T.SCORING, _T.IDLE),
+        messages.PromptScored: (_T.SCORING, _T.IDLE),
     },
     _T.PASSING: {
-        FetchRow: (_T.PASSING,), RunTo: (_T.PASSING,),
-        PassDone: (_T.PASSING, _T.IDLE),
+        messages.FetchRow: (_T.PASSING,), messages.RunTo: (_T.PASSING,),
+        messages.PassDone: (_T.PASSING, _T.IDLE),
     },
     _D.OPENING: {
         Ready: (_D.IDLE,),
     },
     _D.IDLE: {
-        Draft: (_D.DRAFTING,),
+        messages.Draft: (_D.DRAFTING,),
     },
     _D.DRAFTING: {
-        Draft: (_D.DRAFTING,), Advance: (_D.DRAFTING, _D.IDLE), Score: (_D.SCORING,),
-        Drafted: (_D.DRAFTING,),
+        messages.Draft: (_D.DRAFTING,), messages.Advance: (_D.DRAFTING, _D.IDLE), messages.Score: (_D.SCORING,),
+        messages.Drafted: (_D.DRAFTING,),
     },
     _D.SCORING: {
-        Drafted: (_D.SCORING,), Scored: (_D.DRAFTING,),
+        messages.Drafted: (_D.SCORING,), messages.Scored: (_D.DRAFTING,),
     },
 }  # fmt: skip
 
