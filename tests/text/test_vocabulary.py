@@ -95,11 +95,12 @@ def test_tokenizers_without_letters_are_refused(field: str, value: str) -> None:
 END_OF_SEQUENCE = ControlRole.END_OF_SEQUENCE.letter
 
 
-def _toy(side: Side, *letters: str) -> Vocabulary:
+def _toy(side: Side, *letters: str, nameless: str = "<pad>") -> Vocabulary:
     """Tokens of these letters; an empty one is a control symbol without a role."""
-    nameless = [token for token, text in enumerate(letters) if not text]
     named = tuple(Letters(text) or side.control(token) for token, text in enumerate(letters))
-    return Vocabulary(letters=named, nameless=tuple((token, "<pad>") for token in nameless))
+    return Vocabulary(
+        letters=named, nameless=tuple((token, nameless) for token, text in enumerate(letters) if not text)
+    )
 
 
 def test_shared_tokens_are_those_with_the_letters_of_a_target_token() -> None:
@@ -113,17 +114,21 @@ def test_shared_tokens_are_those_with_the_letters_of_a_target_token() -> None:
     assert pair.to_target_ids(np.array([0])).dtype == np.int64
 
 
-def test_in_one_vocabulary_every_id_is_itself() -> None:
-    letters = ("a", "a", "", "b")
-    pair = Pair(_toy(Side.TARGET, *letters), _toy(Side.DRAFTER, *letters))
-    assert pair.same_vocabulary
-    assert [pair.target_id(token) for token in range(4)] == [0, 1, 2, 3]
-
-
-def test_control_symbols_of_other_names_make_another_vocabulary() -> None:
-    target = Vocabulary(letters=(Letters("a"), Side.TARGET.control(0)), nameless=((1, "<pad>"),))
-    drafter = Vocabulary(letters=(Letters("a"), Side.DRAFTER.control(0)), nameless=((1, "<mask>"),))
-    assert not Pair(target, drafter).same_vocabulary
+@pytest.mark.parametrize(
+    ("target", "drafter", "same"),
+    [
+        (_toy(Side.TARGET, "a", "a", "", "b"), _toy(Side.DRAFTER, "a", "a", "", "b"), True),
+        (_toy(Side.TARGET, "a", ""), _toy(Side.DRAFTER, "a", "", nameless="<mask>"), False),
+        # Text that only one side can write as a token is written with others there.
+        (_toy(Side.TARGET, "a", "b", "", "ab"), _toy(Side.DRAFTER, "a", "b", ""), False),
+        (_toy(Side.TARGET, "a", "b", ""), _toy(Side.DRAFTER, "a", "b", "", "ab"), False),
+    ],
+)
+def test_in_one_vocabulary_every_id_is_itself(target: Vocabulary, drafter: Vocabulary, same: bool) -> None:
+    pair = Pair(target, drafter)
+    assert pair.same_vocabulary is same
+    if same:
+        assert [pair.target_id(token) for token in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("target", "drafter"), [(0, 3), (3, 0)])
@@ -140,13 +145,6 @@ def test_other_padding_rows_and_other_ends_leave_a_vocabulary_the_same(target: i
     assert (pair.target_id(text), pair.target_id(turn)) == (text, turn)
     assert pair.shared_drafter_ids.tolist() == list(range(gpt2.size))
     assert {pair.target_id(token) for token in range(gpt2.size, base.size)} <= {None}
-
-
-def test_a_token_of_text_more_makes_another_vocabulary() -> None:
-    """Text that only one side can write as a token is written with others there: methods for two vocabularies fit."""
-    letters = ("a", "b", "")
-    assert not Pair(_toy(Side.TARGET, *letters, "ab"), _toy(Side.DRAFTER, *letters)).same_vocabulary
-    assert not Pair(_toy(Side.TARGET, *letters), _toy(Side.DRAFTER, *letters, "ab")).same_vocabulary
 
 
 def test_a_token_is_shared_exactly_if_its_letters_are(any_kind: Kind) -> None:

@@ -200,7 +200,7 @@ class Discovery:
         self._learning = asyncio.Lock()  # one service at a time
         self._following = asyncio.Lock()  # calls of `follow` are carried out in order: the last one counts
 
-    async def gather(self, needs_drafter: bool = False) -> Models:
+    async def gather(self, needs_drafter: bool = False) -> None:
         """Return when a target is known, and every other service was asked once or has had its time.
 
         Raises ServiceError: no target is there, or no drafter and one is needed; RequestError: the targets serve models
@@ -210,7 +210,7 @@ class Discovery:
         seconds = self._patience.describe_seconds
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
         await self.follow(*self._addresses)
-        models = await self._first_target()
+        await self._first_target()
         targets, drafters = list(self._targets.values()), list(self._drafters.values())
         await asyncio.wait([one.tried for one in (*targets, *drafters)], timeout=max(0.0, until - loop.time()))
         if needs_drafter and (starting := [one.tried for one in drafters if one.lives]):
@@ -224,7 +224,6 @@ class Discovery:
             raise next((one.error for one in drafters if one.error), TimedOut("no drafter answered"))
         for one in (*targets, *drafters):
             one.warn()
-        return self.models or models
 
     @property
     def target_there(self) -> bool:
@@ -276,14 +275,13 @@ class Discovery:
         for member in (*self._targets.values(), *self._drafters.values(), *parted):
             await member.close()
 
-    async def _first_target(self) -> Models:
+    async def _first_target(self) -> None:
         waiting = {one.tried for one in self._targets.values()}
         while self.models is None:
             if not waiting:
                 errors = [one.error for one in self._targets.values()]
                 raise _none_of([error for error in errors if error is not None])
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        return self.models
 
     async def _welcome_target(self, client: TargetClient, about: Description) -> None:
         async with self._learning:

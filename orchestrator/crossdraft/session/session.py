@@ -91,8 +91,7 @@ class Session:
         if self.state is not State.NEW:
             raise events.IllegalEventError("the session has begun already")
         self._now = now
-        ended = self.output.ended
-        if ended is not None:
+        if (ended := self.output.ended) is not None:
             self.state = State.DONE
             return [self._end(ended.reason)]
         self.state = State.OPENING
@@ -148,9 +147,8 @@ class Session:
                 self._stall_expired(number)
             case events.Expired(events.Timer.DRAFTER, number):
                 overdue, commands = self.drafter.expired(number, self._now)
-                return (
-                    self._give_up_drafter(f"no answer within {self._given.draft_seconds:g} s") if overdue else commands
-                )
+                why = f"no answer within {self._given.draft_seconds:g} s"
+                return self._give_up_drafter(why) if overdue else commands
             case events.Expired(events.Timer.TARGET, number) if self.target.expired(number):
                 error = self._error or TimeoutError(f"no target within {self._given.target_seconds:g} s")
                 return [self._end(events.Reason.FAILED, error)]
@@ -277,9 +275,7 @@ class Session:
             return NOT_YET if self.drafter.hoped_for else replace(PLAIN, reason=self.drafter.fault)
         if self.output.left <= 1:
             return LAST_TOKEN
-        if chosen is None:
-            chosen = self._given.controller.choose(self._now)
-        return chosen
+        return chosen or self._given.controller.choose(self._now)
 
     @property
     def _reviewable(self) -> bool:

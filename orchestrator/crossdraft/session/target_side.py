@@ -65,9 +65,7 @@ class Flight:
 
     def after(self, done: messages.PassDone) -> "Flight":
         """The same run after an answer that does not end it."""
-        count = len(done.nodes)
-        root, drawn = self.root + count, self.drawn + count
-        return Flight(self.lane, self.sent, root, self.paths, self.own, drawn, self.ending, self.half)
+        return replace(self, root=self.root + len(done.nodes), drawn=self.drawn + len(done.nodes))
 
     def answered(self, nodes: Sequence[Row | messages.Sample]) -> Sequence[Path]:
         """The paths from the root on that an answer is about; of a run, all but its last token lead to the others."""
@@ -514,7 +512,7 @@ class TargetSide:
     def _send(self, lane: TargetLane, epoch: Epoch, plan: Plan, wanted: tuple[int, ...] | None, run: int = 1) -> Send:
         """Send a pass, answered by draws or by rows; or a run of so many tokens."""
         ids = self._output.ids
-        epoch.cover(len(self._output.text) + self._length(plan.tree))
+        epoch.cover(len(self._output.text) + max(plan.tree.ends(self._given.pair.target.letters)))
         listed = () if epoch.draws else plan.listed
         if wanted is not None and listed:
             listed = tuple(listed[node] for node in wanted)
@@ -562,16 +560,6 @@ class TargetSide:
         first = epoch.passed(frontier)
         skip = frontier - epoch.start - epoch.letters_before(first)
         return self._planner.plan(epoch.guessed(first), skip, self._output.room, others, nodes)
-
-    def _length(self, tree: TokenTree) -> int:
-        """Letters of the longest path."""
-        if tree.is_chain:
-            return len(self._given.pair.target.letters_of(tree.tokens))
-        letters = self._given.pair.target.letters
-        ends = [0]
-        for token, parent in zip(tree.tokens, tree.parents, strict=True):
-            ends.append(ends[1 + parent] + len(letters[token]))
-        return max(ends)
 
 
 def _difference(head: Row, other: Row) -> float:

@@ -136,9 +136,5 @@ class Planner:
 
     def _supports(self, tree: TokenTree, starts: dict[int, DraftToken]) -> Iterator[Ids]:
         """At the root and at each node the target ids that the row of the draft token beginning there can stand for."""
-        letters = self.pair.target.letters
         supports = {place: target_support(self.pair, draft_token) for place, draft_token in starts.items()}
-        ends = [0]  # letters from the frontier to the root and to each node
-        for token, parent in zip(tree.tokens, tree.parents, strict=True):
-            ends.append(ends[1 + parent] + len(letters[token]))
-        return (supports.get(end, NO_IDS) for end in ends)
+        return (supports.get(end, NO_IDS) for end in tree.ends(self.pair.target.letters))
