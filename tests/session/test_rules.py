@@ -1,4 +1,8 @@
-"""Which event is legal when, and lives of sessions with events in any order; who may write what."""
+"""Which event is legal when; and random lives of sessions.
+
+Services are late, repeat themselves, lie, fall silent and come back. Whatever they do, what was emitted stays, and the
+end comes.
+"""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -12,20 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft import client, session
-from crossdraft.session.events import (
-    Cancelled,
-    Event,
-    Expired,
-    Finished,
-    IllegalEventError,
-    Lane,
-    Lost,
-    Ready,
-    Reason,
-    Replied,
-    Reply,
-    Timer,
-)
+from crossdraft.session import events
 from crossdraft.session.rules import TRANSITIONS, LaneState, State, TargetState
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice
@@ -94,7 +85,7 @@ class Interleaving:
         self.illegal = 0
         self._numbers = numbers
         self._size = size  # of the drafter's vocabulary
-        self._said: list[Event] = []  # replies so far
+        self._said: list[events.Event] = []  # replies so far
 
     def run(self, mute: bool) -> None:
         """Through all numbers, then fairly to the end; `mute`: but no drafter says a word any more."""
@@ -146,7 +137,7 @@ class Interleaving:
         )
         acts[number % len(acts)]()
 
-    def _pick(self, things: list[Lane]) -> Lane | None:
+    def _pick(self, things: list[events.Lane]) -> events.Lane | None:
         return things[self._next() % len(things)] if things else None
 
     def _say(self) -> None:
@@ -154,11 +145,11 @@ class Interleaving:
         if lane is not None:
             self._reply(lane)
 
-    def _reply(self, lane: Lane) -> None:
+    def _reply(self, lane: events.Lane) -> None:
         stage = self.stage
         reply = (stage.targets.get(lane) or stage.drafters[lane]).reply()
-        self._said.append(Replied(lane, reply))
-        stage.tell(Replied(lane, reply))
+        self._said.append(events.Replied(lane, reply))
+        stage.tell(events.Replied(lane, reply))
 
     def _open(self) -> None:
         lane = self._pick(list(self.stage.opening))
@@ -170,13 +161,13 @@ class Interleaving:
         if not timers:
             return
         timer = timers[self._next() % len(timers)]
-        if timer is not Timer.TARGET or self._next() % 32 == 31:  # that may end the session
+        if timer is not events.Timer.TARGET or self._next() % 32 == 31:  # that may end the session
             self.stage.expire(timer)
 
     def _old_timer(self) -> None:
-        for timer in Timer:
+        for timer in events.Timer:
             latest = self.stage.timers.get(timer)
-            self._perhaps(Expired(timer, latest.number - 1 if latest else self._next() % 3))
+            self._perhaps(events.Expired(timer, latest.number - 1 if latest else self._next() % 3))
 
     def _repeat(self) -> None:
         """Something that was said already."""
@@ -191,16 +182,16 @@ class Interleaving:
         said = stage.drafters[lane].reply()
         if isinstance(said, Drafted):
             told = list(lies(said, self._size))
-            self._perhaps(Replied(lane, told[self._next() % len(told)]))
+            self._perhaps(events.Replied(lane, told[self._next() % len(told)]))
             if lane in stage.drafters:  # what it should have said never comes: it is taken for lost
                 stage.lose(lane)
         else:
-            stage.tell(Replied(lane, said))
+            stage.tell(events.Replied(lane, said))
 
     def _strange(self) -> None:
         """What nobody asked for."""
         whole = Row(np.array([0, 1]), np.array([0.5, 0.5]))
-        replies: tuple[Reply, ...] = (
+        replies: tuple[events.Reply, ...] = (
             PassDone(10**6, (), 0.0),
             RowFetched(10**6, 0, whole),
             Drafted(10**6, (), 0.0),
@@ -209,9 +200,9 @@ class Interleaving:
         )
         reply = replies[self._next() % len(replies)]
         for lane in (*self.stage.targets, *self.stage.drafters, 10**6):
-            self._perhaps(Replied(lane, reply))
+            self._perhaps(events.Replied(lane, reply))
         for lane in (*self.stage.targets, *self.stage.drafters):
-            self._perhaps(Ready(lane))
+            self._perhaps(events.Ready(lane))
 
     def _lose(self) -> None:
         self._lose_one(*self.stage.opening, *self.stage.drafters)
@@ -219,20 +210,20 @@ class Interleaving:
     def _lose_rarely(self) -> None:
         self._lose_one(*self.stage.targets)
 
-    def _lose_one(self, *lanes: Lane) -> None:
+    def _lose_one(self, *lanes: events.Lane) -> None:
         if (lane := self._pick([*lanes])) is not None:
             self.stage.lose(lane)
 
     def _cancel(self) -> None:
         if self._next() % 16 == 15:
-            self.stage.tell(Cancelled())
+            self.stage.tell(events.Cancelled())
 
-    def _perhaps(self, event: Event) -> None:
+    def _perhaps(self, event: events.Event) -> None:
         """An event that may be illegal: then it changes nothing."""
         before = snapshot(self.stage.session)
         try:
             self.stage.tell(event)
-        except IllegalEventError:
+        except events.IllegalEventError:
             self.illegal += 1
             assert snapshot(self.stage.session) == before
 
@@ -306,10 +297,10 @@ def test_whatever_happens_the_output_is_whole(method, data, numbers, targets, te
     finish, tokens = stage.finished, tuple(one.token for one in stage.emitted)
     assert finish.counts.tokens == len(tokens)
     assert len(tokens) == finish.counts.accepted + finish.counts.corrected + finish.counts.bonus
-    if finish.reason is Reason.LENGTH:
+    if finish.reason is events.Reason.LENGTH:
         assert len(tokens) == LENGTH
     else:
-        assert finish.reason in (Reason.CANCELLED, Reason.FAILED)
+        assert finish.reason in (events.Reason.CANCELLED, events.Reason.FAILED)
     if temperature == 0:
         (wanted,) = autoregressive_distribution(ToyTarget(len(LETTERS), 99, temperature=0), frozenset(), LENGTH)
         assert tokens == wanted[: len(tokens)]
@@ -334,55 +325,55 @@ WAITING: dict[str, tuple[Callable[[], Session], set[str]]] = {
     "fetching": (fetching, {"row", "draft_tokens"}),
     "scoring": (lambda: scoring()[0], {"scores"}),
 }
-ALWAYS: dict[str, Event] = {  # once it has begun
-    "a lost target": Lost(TARGET, GONE),
-    "a lost drafter": Lost(DRAFTER, GONE),
-    "a stall": Expired(Timer.STALL, 1),
-    "a late drafter": Expired(Timer.DRAFTER, 1),
-    "no target": Expired(Timer.TARGET, 1),
-    "a timer of the past": Expired(Timer.STALL, 0),
-    "cancelled": Cancelled(),
-    "a lane that is unknown": Ready(99),
-    "draft tokens of an older epoch": Replied(DRAFTER, Drafted(0, (), 0.0)),
-    "scores of an older epoch": Replied(DRAFTER, Scored(0, np.array([0.5]), 0.0)),
+ALWAYS: dict[str, events.Event] = {  # once it has begun
+    "a lost target": events.Lost(TARGET, GONE),
+    "a lost drafter": events.Lost(DRAFTER, GONE),
+    "a stall": events.Expired(events.Timer.STALL, 1),
+    "a late drafter": events.Expired(events.Timer.DRAFTER, 1),
+    "no target": events.Expired(events.Timer.TARGET, 1),
+    "a timer of the past": events.Expired(events.Timer.STALL, 0),
+    "cancelled": events.Cancelled(),
+    "a lane that is unknown": events.Ready(99),
+    "draft tokens of an older epoch": events.Replied(DRAFTER, Drafted(0, (), 0.0)),
+    "scores of an older epoch": events.Replied(DRAFTER, Scored(0, np.array([0.5]), 0.0)),
 }
 
 
-def events() -> dict[str, Event]:
+def possible() -> dict[str, events.Event]:
     """Those that are legal in one state or the other, and those that never are."""
     three = tuple(DraftToken(0, Row.certain(0)) for _ in range(3))
     nodes = toys()[0].run(passing()[1]).nodes
     return {
-        "target ready": Ready(TARGET),
-        "drafter ready": Ready(DRAFTER),
-        "draft_tokens": Replied(DRAFTER, Drafted(1, three, 0.0)),
-        "pass": Replied(TARGET, PassDone(1, nodes, 0.0)),
-        "row": Replied(TARGET, RowFetched(1, 0, WHOLE)),
-        "scores": Replied(DRAFTER, Scored(1, np.array([0.5]), 0.0)),
-        "a pass that was not asked for": Replied(TARGET, PassDone(2, nodes, 0.0)),
-        "a pass without its nodes": Replied(TARGET, PassDone(1, (), 0.0)),
-        "rows where samples were asked for": Replied(TARGET, PassDone(1, (WHOLE,) * len(nodes), 0.0)),
-        "a row of a later pass": Replied(TARGET, RowFetched(2, 0, WHOLE)),
-        "a row of another node": Replied(TARGET, RowFetched(1, 5, WHOLE)),
-        "draft tokens out of order": Replied(DRAFTER, Drafted(1, three, 0.0, first=7)),
-        "draft tokens of a later epoch": Replied(DRAFTER, Drafted(9, three, 0.0)),
-        "scores of a later epoch": Replied(DRAFTER, Scored(9, np.array([0.5]), 0.0)),
-        "a target that proposes": Replied(TARGET, Drafted(1, three, 0.0)),
-        "a drafter that passes": Replied(DRAFTER, PassDone(1, nodes, 0.0)),
+        "target ready": events.Ready(TARGET),
+        "drafter ready": events.Ready(DRAFTER),
+        "draft_tokens": events.Replied(DRAFTER, Drafted(1, three, 0.0)),
+        "pass": events.Replied(TARGET, PassDone(1, nodes, 0.0)),
+        "row": events.Replied(TARGET, RowFetched(1, 0, WHOLE)),
+        "scores": events.Replied(DRAFTER, Scored(1, np.array([0.5]), 0.0)),
+        "a pass that was not asked for": events.Replied(TARGET, PassDone(2, nodes, 0.0)),
+        "a pass without its nodes": events.Replied(TARGET, PassDone(1, (), 0.0)),
+        "rows where samples were asked for": events.Replied(TARGET, PassDone(1, (WHOLE,) * len(nodes), 0.0)),
+        "a row of a later pass": events.Replied(TARGET, RowFetched(2, 0, WHOLE)),
+        "a row of another node": events.Replied(TARGET, RowFetched(1, 5, WHOLE)),
+        "draft tokens out of order": events.Replied(DRAFTER, Drafted(1, three, 0.0, first=7)),
+        "draft tokens of a later epoch": events.Replied(DRAFTER, Drafted(9, three, 0.0)),
+        "scores of a later epoch": events.Replied(DRAFTER, Scored(9, np.array([0.5]), 0.0)),
+        "a target that proposes": events.Replied(TARGET, Drafted(1, three, 0.0)),
+        "a drafter that passes": events.Replied(DRAFTER, PassDone(1, nodes, 0.0)),
     }
 
 
-@pytest.mark.parametrize("name", events())
+@pytest.mark.parametrize("name", possible())
 @pytest.mark.parametrize("state", WAITING)
 def test_what_was_not_asked_for_is_illegal_and_changes_nothing(state: str, name: str) -> None:
     make, legal = WAITING[state]
     session, twin = make(), make()
-    event = events()[name]
+    event = possible()[name]
     if name in legal:
         session.handle(event, 1.0)
         return
     before = snapshot(session)
-    with pytest.raises(IllegalEventError):
+    with pytest.raises(events.IllegalEventError):
         session.handle(event, 1.0)
     assert snapshot(session) == before == snapshot(twin)
 
@@ -393,7 +384,7 @@ def test_losses_timers_and_what_is_outdated_are_always_legal(state: str, name: s
     make, _ = WAITING[state]
     session = make()
     if state == "new":
-        with pytest.raises(IllegalEventError):
+        with pytest.raises(events.IllegalEventError):
             session.handle(ALWAYS[name], 1.0)
     elif state != "opening" or not name.startswith("draft_tokens"):
         session.handle(ALWAYS[name], 1.0)
@@ -402,16 +393,16 @@ def test_losses_timers_and_what_is_outdated_are_always_legal(state: str, name: s
 def test_a_row_that_is_not_that_of_its_head_is_illegal_and_changes_nothing() -> None:
     session = fetching()
     before = snapshot(session)
-    with pytest.raises(IllegalEventError, match="not that of the head"):
-        session.handle(Replied(TARGET, RowFetched(1, 0, row_of([0, 1, 2], [0.9, 0.05, 0.05]))), 1.0)
+    with pytest.raises(events.IllegalEventError, match="not that of the head"):
+        session.handle(events.Replied(TARGET, RowFetched(1, 0, row_of([0, 1, 2], [0.9, 0.05, 0.05]))), 1.0)
     assert snapshot(session) == before
 
 
 def test_after_the_end_everything_is_ignored() -> None:
     session, _ = passing()
-    assert isinstance(session.handle(Cancelled(), 1.0)[0], Finished)
+    assert isinstance(session.handle(events.Cancelled(), 1.0)[0], events.Finished)
     assert session.state is State.DONE
-    late = [*events().values(), *ALWAYS.values()]
+    late = [*possible().values(), *ALWAYS.values()]
     assert [session.handle(event, 1.0) for event in late] == [[]] * len(late)
 
 
@@ -422,8 +413,8 @@ def test_answers_of_older_epochs_and_old_timers_change_nothing(state: str) -> No
     for name in ("draft tokens of an older epoch", "scores of an older epoch", "a lane that is unknown"):
         assert session.handle(ALWAYS[name], 1.0) == []
         assert snapshot(session) == before
-    for timer in Timer:
-        assert session.handle(Expired(timer, 0), 1.0) == []
+    for timer in events.Timer:
+        assert session.handle(events.Expired(timer, 0), 1.0) == []
 
 
 def test_lanes_go_through_their_states_as_the_table_says_and_use_all_of_it() -> None:
