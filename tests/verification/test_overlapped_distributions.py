@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Emitted, Replied, Reply, Timer
+from crossdraft.session.rules import State
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, lock_step
 from crossdraft.text.letters import Letters
@@ -431,7 +432,7 @@ def only_first(match: Callable[..., Branch | None]) -> Callable[..., Branch | No
 def follow_the_draft(self: Session) -> list[Command]:
     """Beyond a refusal emits what the tree has, whatever the target has drawn there."""
     commands: list[Command] = []
-    while self._finished is None and self.target.answers.sample is not None:
+    while self.state is State.RUNNING and self.target.answers.sample is not None:
         likely = [token for token in range(2) if self.target.answers.after((token,)) is not None]
         commands += self._emit(likely[0] if likely else self.target.answers.sample.token, Kind.ACCEPTED)
     return commands

@@ -74,7 +74,6 @@ class Session:
         self._given = assignment
         self._now = 0.0  # seconds
         self._began: float | None = None  # seconds: when the first epoch did
-        self._finished: events.Finished | None = None
         self._error: BaseException | None = None  # why the last target was lost
         self._next: Choice | None = None  # how the next epoch is run, if that is decided before the running one ends
         self._stall = Stall()
@@ -92,7 +91,6 @@ class Session:
             raise events.IllegalEventError("the session has begun already")
         self._now = now
         if (ended := self.output.ended) is not None:
-            self.state = State.DONE
             return [self._end(ended.reason)]
         self.state = State.OPENING
         self._observe(Started())
@@ -110,10 +108,8 @@ class Session:
         if self.state is State.OPENING and self._may_begin():
             self.state = State.RUNNING
             commands += self._next_epoch() if self.output.left > 0 else [self._end(events.Reason.LENGTH)]
-        if self.state is State.RUNNING and self._finished is None:
+        if self.state is State.RUNNING:
             commands += self._go_on()
-        if self._finished is not None:
-            self.state = State.DONE
         return commands
 
     def _lane_of(self, event: events.Event) -> TargetLane | DrafterSide | None:
@@ -370,12 +366,12 @@ class Session:
         self._observe(Ended())
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
             self.counts.note(undrafted=self._no_draft)
-        self._finished = events.Finished(reason, self.counts, error)
-        return self._finished
+        self.state = State.DONE
+        return events.Finished(reason, self.counts, error)
 
     def abandon(self) -> None:
         """Nobody drives it any more: unless it is over, its controller counts it among the outputs no longer."""
-        if self._finished is None:
+        if self.state is not State.DONE:
             self._observe(Ended())
 
     # What is done after every event.
@@ -386,7 +382,7 @@ class Session:
         if self._given.method.samples and self.epoch.contradicts(before):
             commands += self._next_epoch()  # the output does not depend on the draft: its end need not be revealed
         commands += self._walk()
-        if self._finished is not None:
+        if self.state is not State.RUNNING:
             return commands
         self._report()
         if not self.epoch.choice.drafts:  # else there are no runs
@@ -402,7 +398,7 @@ class Session:
         commands: list[events.Command] = []
         if self.epoch.waits_for is None and not self.drafter.due:
             self._begin_walk()
-        while self._finished is None and self.epoch.waits_for is not None:
+        while self.state is State.RUNNING and self.epoch.waits_for is not None:
             epoch = self.epoch
             if epoch.choice.review_after and self._reviewable:
                 commands += self._review()
@@ -429,7 +425,7 @@ class Session:
                         return commands
                 case Refused():
                     commands += self._emit_known() if self._given.method.samples else []
-                    commands += [] if self._finished else self._next_epoch()
+                    commands += self._next_epoch() if self.state is State.RUNNING else []
                 case NeedPrefix() as need:
                     if self.drafter.told_epoch:
                         return commands + self.drafter.score(need, epoch.start, self._now)
@@ -485,7 +481,7 @@ class Session:
     def _emit_known(self) -> list[events.Command]:
         """What the target has drawn beyond a refusal, along another branch of the tree: it is output in any case."""
         commands: list[events.Command] = []
-        while self._finished is None and (sample := self.target.answers.sample) is not None:
+        while self.state is State.RUNNING and (sample := self.target.answers.sample) is not None:
             guessed = self._guessed(sample.token)
             self._undrafted += guessed
             commands += self._emit(sample.token, Kind.ACCEPTED if guessed else Kind.BONUS)

@@ -226,7 +226,6 @@ class TargetLane:
         self.number = number
         self.ready = False
         self.answered = False  # it has brought something
-        self.told = 0  # tokens of output that it knows
         self.flight: Flight | None = None  # the pass under way
         self.latest: Flight | None = None  # the pass under way, or the one before
         self.owed: dict[int, Ids | None] = {}  # by node, rows of the latest pass that were asked for
@@ -285,10 +284,9 @@ class TargetLane:
     def scored(self, reply: messages.PromptScored) -> None:
         self.scoring, self.answered = reply.first + len(reply.tokens) if reply.more else None, True
 
-    def send(self, flight: Flight, told: int) -> Send:
-        """Send a pass, which tells the output up to so many tokens."""
+    def send(self, flight: Flight) -> Send:
+        """Send a pass, which tells the output up to its root."""
         self.flight = self.latest = flight
-        self.told = told
         self.owed.clear()
         return Send(self.number, flight.sent)
 
@@ -516,11 +514,11 @@ class TargetSide:
         listed = () if epoch.draws else plan.listed
         if wanted is not None and listed:
             listed = tuple(listed[node] for node in wanted)
-        number = 1 if lane.latest is None else lane.latest.sent.number + 1
-        sent = messages.Pass(number, tuple(ids[lane.told :]), plan.tree, listed, wanted, epoch.draws, run)
+        number, told = (1, 0) if lane.latest is None else (lane.latest.sent.number + 1, lane.latest.root)
+        sent = messages.Pass(number, tuple(ids[told:]), plan.tree, listed, wanted, epoch.draws, run)
         paths = plan.tree.paths()
         answered = tuple(paths if wanted is None else [paths[node] for node in wanted])
-        return lane.send(Flight(lane.number, sent, len(ids), answered, plan.own, half=run - run // 2), len(ids))
+        return lane.send(Flight(lane.number, sent, len(ids), answered, plan.own, half=run - run // 2))
 
     def fetch_late(self, epoch: Epoch, first: int) -> list[Command]:
         """Draft tokens from place `first` on arrived after passes had left that do not list their ids: fetch them."""
