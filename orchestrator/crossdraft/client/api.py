@@ -305,9 +305,9 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
-        discovery = Discovery(self._targets, self._drafters, self._patience, self._shown, self._trusted, self._updated)
+        discovery = Discovery(self._patience, self._shown, self._trusted)
         try:
-            await discovery.gather(self._needs_drafter)
+            await discovery.gather(self._targets, self._drafters, self._needs_drafter, self._updated)
         except BaseException:
             await discovery.close()
             raise
