@@ -118,13 +118,12 @@ class Generation(TokenStream):
     ) -> None:
         super().__init__()
         self._assignment = assignment
-        self._services = services
         self._recorded = None if assignment.request.record is None else Watch()
-        self._watches = [one for one in (self._recorded, watch) if one is not None]
-        for one in self._watches:
+        watches = [one for one in (self._recorded, watch) if one is not None]
+        for one in watches:
             assignment = one.judging(assignment)
         self._session = Session(assignment)
-        self._driver: Driver | None = None
+        self._driver = Driver(self._session, services, watches)
         self._shown = ShownText(assignment)
         self._prompt = LetterDecoder()
         self._opening = opening
@@ -143,7 +142,7 @@ class Generation(TokenStream):
     @property
     def addresses(self) -> frozenset[str]:
         """Of the services that it has open sessions with now."""
-        return frozenset() if self._driver is None else self._driver.addresses
+        return self._driver.addresses
 
     @property
     def decisions(self) -> list[Decision]:
@@ -190,7 +189,6 @@ class Generation(TokenStream):
         return self._came(list(map(self._token, emitted)))
 
     def _begin(self) -> asyncio.Task[Finished]:
-        self._driver = Driver(self._session, self._services, self._watches)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         if self._assignment.request.prompt_logprobs is not None:
@@ -236,7 +234,6 @@ class Generation(TokenStream):
         """Set reason and statistics; raises the session's error, if there is one."""
         self.reason = finished.reason
         given, opened = self._assignment, self._assignment.open_target
-        assert self._driver is not None
         options = opened.options
         given_too = [one.name for one in fields(Sampling) if getattr(options, one.name) != one.default]
         names = dict.fromkeys((*MODEL_SETTINGS, *given_too))

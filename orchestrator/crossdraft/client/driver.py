@@ -105,7 +105,6 @@ class ServiceLane:
         context: contextvars.Context,
     ) -> None:
         self.roster = roster
-        self.address: str | None = None  # once that is decided
         self.blamed = False  # this generation does not use its service again
         self.live = True  # not over yet
         self.watch = LaneWatch(roster.role)
@@ -118,14 +117,14 @@ class ServiceLane:
 
     def _begin(self) -> None:
         try:
-            self.address = self._take(self)
+            address = self._take(self)
         except ServiceError as error:
             self.live = False
             may_come = not len(self.roster) and self.roster.replaced is None
             self._report(events.Lost(self._number, error, elsewhere=may_come))
             return
-        self.watch.found(self.address)
-        self._session = self.roster[self.address].begin(self._request, self)
+        self.watch.found(address)
+        self._session = self.roster[address].begin(self._request, self)
 
     def opened(self) -> None:
         assert self._session is not None
@@ -158,15 +157,14 @@ class ServiceLane:
             self._fail(BLAMED)
 
     def _fail(self, why: str) -> None:
-        if self.address is not None:
+        if self.watch.address:
             self.watch.failed(why)
-            self.roster.failed(self.address, time.monotonic())
+            self.roster.failed(self.watch.address, time.monotonic())
 
     def _end(self) -> None:
-        assert self.address is not None
         self._session, self.live = None, False
         self.watch.closed(time.monotonic())
-        self.roster.give_back(self.address)
+        self.roster.give_back(self.watch.address)
 
 
 TokenSink = Callable[[Sequence[events.Emitted] | PromptScored], None]
@@ -195,7 +193,7 @@ class Driver:
         self._handled = 0  # events
         self._emit: TokenSink
         self._finished: asyncio.Future[events.Finished] | None = None  # None: not begun
-        self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request
+        self._context: contextvars.Context  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
         now, watches = self._ended or time.monotonic(), [lane.watch for lane in self._lanes.values()]
@@ -221,8 +219,8 @@ class Driver:
     @property
     def addresses(self) -> frozenset[str]:
         """Where it has open sessions now."""
-        opened = (lane for lane in self._lanes.values() if lane.live and lane.watch.session is not None)
-        return frozenset(lane.address for lane in opened if lane.address is not None)
+        lanes = self._lanes.values()
+        return frozenset(lane.watch.address for lane in lanes if lane.live and lane.watch.session is not None)
 
     async def run(self, emit: TokenSink) -> events.Finished:
         """Carry out commands and feed back events until the session is finished.
@@ -332,8 +330,8 @@ class Driver:
     def _take(self, lane: ServiceLane) -> str:
         """The address where a lane is opened; raises the role's latest ServiceError if none is left."""
         others = [other for other in self._lanes.values() if other is not lane and other.roster is lane.roster]
-        used = {other.address for other in others if other.live and other.address is not None}
-        blamed = {other.address for other in others if other.blamed and other.address is not None}
+        used = {other.watch.address for other in others if other.live}
+        blamed = {other.watch.address for other in others if other.blamed}
         roster = lane.roster
         address = roster.take(used, blamed, time.monotonic())
         if address is None:
