@@ -52,9 +52,6 @@ def written(ids: tuple[int, ...], min_tokens: int = 0, **settings: object) -> tu
     raise AssertionError("it has no end")
 
 
-E_ACUTE = tuple(map(chr, "é".encode()))
-
-
 STOP = {"stop": (Letters("ba"),)}
 
 

@@ -399,7 +399,10 @@ class Pipeline:
         if drafting and models.drafter is None and self._drafters:
             assignment = replace(assignment, no_drafter=f"the drafter is {self._connected.drafter_fault}")
         if request.record is not None:
-            _check_writable(request.record)
+            try:
+                request.record.open("ab").close()
+            except OSError as error:
+                raise RequestError(f"cannot record: {error}; name a file that can be written") from error
         scored = request.prompt_logprobs is not None
         opening = models.tokenization.opening(assignment.open_target.prompt) if scored else 0
         generation = Generation(assignment, services, watch, opening)
@@ -494,14 +497,6 @@ def software() -> str:
         return version("crossdraft")
     except PackageNotFoundError:
         return "not installed"
-
-
-def _check_writable(path: Path) -> None:
-    """Raises RequestError if the file cannot be made."""
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise RequestError(f"cannot record: {error}; name a file that can be written") from error
 
 
 def _write_trace(path: Path, recorded: Watch) -> None:

@@ -139,8 +139,10 @@ class Session:
                 return self.target.opened(lane) if lane in self.target.lanes else self._drafter_opened()
             case events.Lost():
                 return self._lost(event)
-            case events.Expired(events.Timer.STALL, number):
-                self._stall_expired(number)
+            case events.Expired(events.Timer.STALL, self._stall.number) if self._stall.since is not None:
+                self._observe(StallSeen())
+                self._stall = Stall(self._stall.number, over=True)
+                self.counts.add(stalls=1)
             case events.Expired(events.Timer.DRAFTER, number):
                 overdue, commands = self.drafter.expired(number, self._now)
                 why = f"no answer within {self._given.draft_seconds:g} s"
@@ -427,7 +429,7 @@ class Session:
                     commands += self._emit_known() if self._given.method.samples else []
                     commands += self._next_epoch() if self.state is State.RUNNING else []
                 case NeedPrefix() as need:
-                    if self.drafter.told_epoch:
+                    if self.drafter.ready and self.drafter.ledger.wanted:  # one opened since was told of no epoch
                         return commands + self.drafter.score(need, epoch.start, self._now)
                     commands += self._next_epoch()  # only the drafter knows
                 case NeedRow() as need:
@@ -448,7 +450,9 @@ class Session:
             epoch.reveal()
             return [], False
         commands = self._advance()  # what max_draft_tokens allows is due, not used up
-        if not self._must_wait:
+        # With no row at the frontier there is nothing to settle with: a pass is needed first.
+        hurried = self._hurried and self.target.answers.held is not None
+        if not self.drafter.due or self._given.method.samples or hurried:
             self._report()
             epoch.settle()
             return commands, False
@@ -470,13 +474,6 @@ class Session:
         ground = Ground(given.pair, given.chooser, len(text), ahead, given.encode, band, drafted)
         undrafted = draws and not epoch.choice.drafts
         epoch.begin(matching.drawn() if undrafted else self._given.method.walk(ground), draws)
-
-    @property
-    def _must_wait(self) -> bool:
-        """Whether the walk, which has seen all draft tokens that are there, has to wait for one; else it settles."""
-        waits = self.drafter.due and not self._given.method.samples
-        # With no row at the frontier there is nothing to settle with: a pass is needed first.
-        return waits and (self.target.answers.held is None or not self._hurried)
 
     def _emit_known(self) -> list[events.Command]:
         """What the target has drawn beyond a refusal, along another branch of the tree: it is output in any case."""
@@ -568,12 +565,6 @@ class Session:
     def _end_stall(self) -> None:
         if self._stall.since is not None:
             self._stall = Stall(self._stall.number, over=self._stall.over)
-
-    def _stall_expired(self, number: int) -> None:
-        if number == self._stall.number and self._stall.since is not None:
-            self._observe(StallSeen())
-            self._stall = Stall(number, over=True)
-            self.counts.add(stalls=1)
 
     # What the controller is told of drafts.
 

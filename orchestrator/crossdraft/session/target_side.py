@@ -486,7 +486,7 @@ class TargetSide:
 
     def send_pass(self, lane: TargetLane, epoch: Epoch) -> Send:
         """A pass at the frontier; in an epoch without a draft a run."""
-        if epoch.alone:
+        if epoch.draws and not (epoch.choice.drafts or epoch.draft_tokens):  # there is nothing to compare with
             run = min(epoch.choice.run, self._output.left)
             self._counts.add(passes=1, runs=run > 1)
             return self._send(lane, epoch, NOTHING_GUESSED, None, run)
