@@ -321,23 +321,18 @@ def _parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
         yield from ((_step(name) + _step(step), schema) for step, schema in steps)
 
 
-class _Trials(local):
-    """The process of a thread in which grammars are compiled for letters alone first."""
-
-    process: "subprocess.Popen[bytes] | None" = None
-
-
-TRIALS = _Trials()
+TRIALS = local()  # `process`: that of a thread in which grammars are compiled for letters alone first
 
 
 @lru_cache(TRIED)
 def _tried(source: str) -> str:
     """Why a grammar cannot be compiled; empty: it can. Nothing else bounds what that takes, nor can it be stopped."""
-    if TRIALS.process is None:
+    process: subprocess.Popen[bytes] | None = getattr(TRIALS, "process", None)
+    if process is None:
         command = [sys.executable, "-c", "from crossdraft.text import grammar; grammar.try_grammars()"]
-        TRIALS.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        atexit.register(TRIALS.process.kill)
-    process, said = TRIALS.process, b""
+        process = TRIALS.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        atexit.register(process.kill)
+    said = b""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):
