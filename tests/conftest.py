@@ -41,7 +41,7 @@ LONGEST = (  # then the others, those with most tests first
     "tests/serving/http/test_schema.py",
     "tests/speculation/test_controller.py",
     "tests/target/test_many_sessions.py",
-    "tests/session/test_interleavings.py",
+    "tests/session/test_rules.py",
     "tests/engine/test_runner.py",
     "tests/rpc/test_link_faults.py",
 )

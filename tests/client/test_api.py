@@ -1,24 +1,56 @@
-"""The Python API over real gRPC, with tiny random models whose tokenizers differ."""
+"""The Python API over real gRPC with tiny random models: what fronts ask of a pipeline, and runs of plain decoding."""
 
 import asyncio
 import json
 import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from weakref import ref
 
 import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
 
-from crossdraft.client import GenerationRequest, Kind, Pipeline, RequestError, SamplingOptions, connect
+from crossdraft.client import (
+    Chat,
+    GenerationRequest,
+    Kind,
+    Message,
+    Pipeline,
+    RequestError,
+    SamplingOptions,
+    Token,
+    connect,
+)
+from crossdraft.client.api import Generation
+from crossdraft.drafter.service import DrafterService
+from crossdraft.engine.loader import LoadOptions, load_model
+from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
-from crossdraft.rpc.frames import TARGET
+from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
+from crossdraft.session import session
 from crossdraft.session.assignment import Secrets
-from crossdraft.types.request import ALIASES
+from crossdraft.session.events import Emitted, Replied
+from crossdraft.session.resolution import resolve
+from crossdraft.speculation.choice import Choice
+from crossdraft.target.service import TargetService
+from crossdraft.text.chat_template import ChatTemplate
+from crossdraft.text.letters import NOTHING, Side, from_bytes
+from crossdraft.types.messages import Draft, OpenDrafter, PassDone
+from crossdraft.types.request import ALIASES, plain
+from crossdraft.types.rows import Row
+from crossdraft.verification.methods import METHODS
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended
 from tests.rpc.linked import DESCRIPTION, PuppetService
+from tests.rpc.sessions import DrafterClient, TargetClient
+from tests.services.conftest import AT_ONCE, save
 from tests.text.kinds import kind
+from tests.trace.recordings import Keeper
 
 PROMPT = "def main(argument):"
 GREEDY = SamplingOptions(temperature=0)
@@ -126,3 +158,212 @@ async def test_what_choices_share_is_never_that_of_another_request() -> None:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert gone() is None
+
+
+TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}assistant\n"
+CHAT = Chat((Message("system", "Be brief."), Message("user", "naïve 🦄?")))
+
+
+async def tokens_of(generation: Generation) -> list[Token]:
+    return [token async for token in generation]
+
+
+MASKED = SamplingOptions(0.9, top_k=30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7)))
+AHEAD = {"overlap": "on", "max_draft_tokens": 6, "min_draft_tokens": 1, "paths": 3}
+EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary or method.redistributed)]
+
+
+@pytest.mark.usefixtures("drafter_first")
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"seed": 4, "options": GREEDY}, {"head": 1, "options": MASKED}, {"method": "coupled", "head": 3, **AHEAD}]
+    + [{"method": "slrs", "overlap": "off", "options": MASKED}]
+    + [pytest.param({"method": name, "overlap": "off", "options": MASKED}, marks=pytest.mark.full) for name in EVERY],
+    ids=str,
+)
+async def test_logprobs_are_the_models(pipeline: Pipeline, target_model: RunningModel, settings: dict[str, object]):
+    """Whatever the method, and whatever it draws from: they are of the model itself."""
+    generation = pipeline.generate(PROMPT, max_tokens=10, logprobs=4, allow_inexact=True, **settings)
+    tokens = await tokens_of(generation)
+    prompt = pipeline.models.tokenization.encode_prompt(PROMPT)
+    letters = pipeline.models.tokenization.vocabulary.letters
+    with torch.inference_mode():
+        logits = target_model.thread.engine.model(torch.tensor([[*prompt, *generation.ids]])).logits[0].float()
+    for token, row in zip(tokens, logits[len(prompt) - 1 :].log_softmax(-1), strict=False):
+        assert token.log_probability == pytest.approx(float(row[token.id]), abs=1e-3)
+        values, ids = row.topk(4)
+        assert [value for _, _, value in token.top] == pytest.approx(values.tolist(), abs=1e-3)
+        assert [one for one, _, _ in token.top] == ids.tolist()
+        assert all(raw == letters[one].encode("latin-1", "ignore") for one, raw, _ in token.top)
+
+
+async def test_control_symbols_have_their_names(pipeline: Pipeline) -> None:
+    end, nameless = kind("gpt2").id_of("<|im_end|>"), kind("gpt2").id_of("<|fill_in|>")
+    prompt = (*pipeline.models.tokenization.encode_prompt(PROMPT), nameless)
+    only = SamplingOptions(allowed_token_ids=(end,))
+    generation = pipeline.generate(prompt, max_tokens=1, logprobs=1, prompt_logprobs=1, options=only)
+    (token,) = await tokens_of(generation)
+    assert (token.id, token.raw, token.text, dict(token.names)[end]) == (end, b"", "", "<|im_end|>")
+    assert dict(generation.prompt_tokens[-1].names)[nameless] == "<|fill_in|>"
+    assert {id for one in generation.prompt_tokens for id, _ in one.names} <= {*pipeline.models.pair.target.names}
+
+
+@pytest.mark.usefixtures("drafter_first")
+async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, drafter: DrafterClient) -> None:
+    some, text = kind("small_unigram"), "the dog"
+    model = RunningModel.of(load_model(LoadOptions(str(save(tmp_path, some, 128)))), Side.TARGET, 1)
+    only = SamplingOptions(allowed_token_ids=(some.id_of("<unk>"), some.id_of("▁the")))
+    async with (
+        Server(TARGET, TargetService(model), AT_ONCE) as server,
+        connect(server.address, drafter.address, needs_drafter=True) as pipeline,
+    ):
+        for method in ("slem", "seeded", "coupled", "union", "slrs"):
+            generation = pipeline.generate(text, max_tokens=12, method=method, overlap="off", options=only)
+            await tokens_of(generation)
+            figures = generation.statistics
+            assert some.id_of("<unk>") in generation.ids
+            assert (figures.tokens, figures.stood_aside, figures.undrafted) == (12, 0, "")
+            assert figures.draft_tokens >= 5 * (figures.epochs - 1)  # the last epoch may be for one token
+    model.close()
+
+
+async def test_how_many_logprobs_there_are(pipeline: Pipeline) -> None:
+    for wanted, count in ((None, 0), (0, 0), (20, 20)):
+        tokens = await tokens_of(pipeline.generate(PROMPT, max_tokens=3, seed=1, logprobs=wanted))
+        assert {len(token.top) for token in tokens} == {count}
+    with pytest.raises(RequestError, match="logprobs must be between 0 and 20, got 21"):
+        pipeline.generate(PROMPT, logprobs=21)
+
+
+@pytest.fixture
+def chatting(target_folder: Path, tmp_path: Path) -> Iterator[RunningModel]:
+    """The target with a chat template."""
+    for file in target_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((target_folder / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = RunningModel.of(load_model(LoadOptions(str(tmp_path))), Side.TARGET, 1)
+    yield model
+    model.close()
+
+
+async def test_a_chat_is_what_transformers_makes_of_it(chatting: RunningModel, drafter: DrafterClient) -> None:
+    reference = PreTrainedTokenizerFast.from_pretrained(chatting.description.model)
+    messages = [{"role": one.role, "content": one.content} for one in CHAT.messages]
+    ids = torch.tensor([reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)])
+    assert kind("gpt2").id_of("<|endoftext|>") in ids[0]
+    with torch.inference_mode():
+        out = chatting.thread.engine.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, min_new_tokens=8, do_sample=False
+        )
+    async with (
+        Server(TARGET, TargetService(chatting), AT_ONCE) as server,
+        connect(server.address, drafter.address) as pipeline,
+    ):
+        generation = pipeline.generate(CHAT, max_tokens=8, options=GREEDY, overlap="off")  # else it need not draft
+        await tokens_of(generation)
+        assert generation.ids == out[0, ids.shape[1] :].tolist()
+        assert generation.statistics.prompt_tokens == ids.shape[1]
+        assert generation.statistics.draft_tokens > 0
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(target, drafter_model, trusted):
+    about = replace(drafter_model.description, chat_template=ChatTemplate("{{ messages[0].content }}"))
+    service = DrafterService(replace(drafter_model, description=about))
+    async with (
+        Server(DRAFTER, service, AT_ONCE) as server,
+        connect(target.address, server.address, trusted=trusted) as pipeline,
+    ):
+        chats = replace(pipeline.models.target, chat_template=ChatTemplate(TEMPLATE))
+        opening = resolve(GenerationRequest(CHAT), replace(pipeline.models, target=chats)).open_drafter
+        wanted = CHAT.messages[0].content if trusted else plain(CHAT)
+        assert (opening.prompt, opening.templated) == (from_bytes(wanted.encode()), trusted)
+
+
+async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(drafter, drafter_model):
+    text = "<s>user\nHello</s>\nassistant\n"
+    ids = drafter_model.tokenization.encode_prompt(text, special=False)
+    assert ids[0] == kind("llama2").id_of("<s>")
+    with torch.inference_mode():
+        model = drafter_model.thread.engine.model
+        wanted = int(model(torch.tensor([ids])).logits[0, -1].argmax())
+        plain = drafter_model.tokenization.encode_prompt_letters(from_bytes(text.encode()))
+        assert int(model(torch.tensor([plain])).logits[0, -1].argmax()) != wanted
+    opening = OpenDrafter(from_bytes(text.encode()), GREEDY, None, 0, templated=True)
+    for given, same in ((opening, True), (replace(opening, templated=False), False)):
+        async with drafter.session(given) as session:
+            drafted = await session.draft(Draft(1, 0, NOTHING, 1))
+            assert (drafted.draft_tokens[0].token == wanted) == same
+
+
+ONE_BY_ONE = Choice(0)
+
+
+@pytest.fixture
+async def alone(target: TargetClient) -> AsyncIterator[Pipeline]:
+    async with connect(target.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize(
+    "settings", [{"options": GREEDY}, {"seed": 3, "method": "slem"}, {"seed": 5, "logprobs": 2}], ids=str
+)
+async def test_with_runs_the_text_is_that_of_passes_one_by_one(
+    alone: Pipeline, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+):
+    with_runs = await ended(alone.generate(PROMPT, max_tokens=50, **settings))
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "PLAIN", ONE_BY_ONE)
+        without = await ended(alone.generate(PROMPT, max_tokens=50, **settings))
+    assert with_runs.ids == without.ids
+    assert (with_runs.text, with_runs.reason) == (without.text, without.reason)
+    ours, theirs = with_runs.statistics, without.statistics
+    assert (ours.passes, ours.tokens) == (theirs.passes, theirs.tokens)
+    assert ours.tokens_per_pass == 1
+    assert (ours.runs > 0, theirs.runs) == (True, 0)
+    assert ours.bytes_sent < theirs.bytes_sent / 2
+
+
+async def test_tokens_come_while_the_run_goes_on(alone: Pipeline, target_model: RunningModel) -> None:
+    """They are not kept until the run is over: nor is one drawn after the output was left."""
+    generation = alone.generate(PROMPT, max_tokens=100, seed=7, ignore_eos=True)
+    await anext(generation)
+    steps = target_model.thread.steps
+    assert steps < 100
+    await generation.aclose()
+
+
+async def test_a_recorded_run_has_its_passes(alone: Pipeline, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    await ended(alone.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True, record=path))
+    passes = [one for one in json.loads(path.read_text())["traceEvents"] if one.get("cat") == "pass"]
+    assert len(passes) > 1
+    assert all(before["ts"] + before["dur"] <= after["ts"] + 100 for before, after in pairwise(passes))
+
+
+async def test_services_of_this_process_give_what_those_behind_a_wire_give(
+    target_model: RunningModel, drafter_model: RunningModel, drafter_first: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same output, and the same rows: those of a target are rounded on any link."""
+    monkeypatch.setattr(Secrets, "drawn", staticmethod(lambda: Secrets(1, 2, 3)))
+    settings: dict[str, Any] = {"method": "coupled", "overlap": "off", "num_speculative_tokens": 3, "audit": True}
+    async with (
+        Server(TARGET, TargetService(target_model), AT_ONCE) as target,
+        Server(DRAFTER, DrafterService(drafter_model), AT_ONCE) as drafter,
+    ):
+        made = []
+        for addresses in ((target.address, drafter.address), (target.here, drafter.here)):
+            async with connect(*addresses) as pipeline:
+                keeper = Keeper()
+                request = GenerationRequest.of(PROMPT, max_tokens=40, logprobs=2, **settings)
+                await ended(pipeline.run(request, keeper))
+            steps = keeper.steps
+            tokens = [one for step in steps for one in step.commands if isinstance(one, Emitted)]
+            replies = [step.event.reply for step in steps if isinstance(step.event, Replied)]
+            nodes = [node for reply in replies if isinstance(reply, PassDone) for node in reply.nodes]
+            rows = [(node.ids.tolist(), node.probabilities.tolist()) for node in nodes if isinstance(node, Row)]
+            made.append((tokens, rows))
+    assert made[0] == made[1]
+    assert len(made[0][1]) > 10

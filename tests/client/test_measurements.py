@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from crossdraft.client.driver import Driver, LaneWatch
 from crossdraft.rpc.links import Traffic
@@ -13,7 +14,7 @@ from crossdraft.session.ledger import Ledger
 from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Scored
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import BOUNDS
-from tests.client.scripted import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
+from tests.client.test_driver import DONE, DRAFT, PASS, Scripted, drafter_open, target_open
 from tests.ports import MemoryDrafter, MemoryTarget, services_of
 from tests.trace.recordings import Keeper
 
@@ -61,43 +62,27 @@ def measured(role: str, *happened: tuple[object, float], opened: float = 0.0) ->
     return watch
 
 
-def trips(*happened: tuple[object, float]) -> tuple[float, int]:
-    """Seconds of all round trips, and how many there were."""
+SECOND, LATER, OVERTAKEN = replace(PASS, number=2), replace(DRAFT, epoch=3), replace(DRAFT, epoch=2)
+SAID, THEN, ROW = Drafted(1, (), 0.25), Drafted(3, (), 0.25), RowFetched(1, 0, Row.certain(1))
+
+
+@pytest.mark.parametrize(
+    ("happened", "seconds", "count"),
+    [
+        # What the model did not take of the wait for a first reply.
+        ([(DRAFT, 1.0), (SAID, 2.0), (SAID, 5.0), (Advance(1, 5), 6.0), (SAID, 9.0)], 0.75, 1),
+        # Passes in flight have one each.
+        ([(PASS, 1.0), (SECOND, 2.0), (PassDone(1, (), 0.5), 3.0), (PassDone(2, (), 0.25), 4.0)], 1.5 + 1.75, 2),
+        # A draft that another has overtaken has none.
+        ([(DRAFT, 1.0), (SAID, 2.0), (OVERTAKEN, 3.0), (LATER, 4.0), (SAID, 4.5), (THEN, 6.0), (THEN, 9.0)], 2.5, 2),
+        # Nor have replies that nobody asked for.
+        ([(ROW, 1.0), (Scored(1, np.zeros(0), 0.0), 2.0)], 0.0, 0),
+        ([(FetchRow(1, 0), 1.0), (ROW, 1.5)], 0.5, 1),
+    ],
+)
+def test_round_trips(happened: list[tuple[object, float]], seconds: float, count: int) -> None:
     found = measured("drafter", *happened).figures(99.0).trips
-    return found.seconds, sum(found.counts)
-
-
-def test_a_round_trip_is_what_the_model_did_not_take_of_the_wait_for_a_first_answer() -> None:
-    replies = [(Drafted(1, (), 0.25), 2.0), (Drafted(1, (), 0.25), 5.0)]
-    assert trips((DRAFT, 1.0), *replies, (Advance(1, 5), 6.0), (Drafted(1, (), 0.25), 9.0)) == (0.75, 1)
-
-
-def test_passes_in_flight_have_a_round_trip_each() -> None:
-    second = replace(PASS, number=2)
-    happened = (PASS, 1.0), (second, 2.0), (PassDone(1, (), 0.5), 3.0), (PassDone(2, (), 0.25), 4.0)
-    assert trips(*happened) == (1.5 + 1.75, 2)
-
-
-def test_a_drafts_round_trip_is_to_its_first_draft_tokens_and_an_overtaken_one_has_none() -> None:
-    first, later = DRAFT, replace(DRAFT, epoch=DRAFT.epoch + 2)
-    overtaken = replace(DRAFT, epoch=DRAFT.epoch + 1)
-    happened = (
-        (first, 1.0),
-        (Drafted(first.epoch, (), 0.25), 2.0),
-        (Advance(first.epoch, 9), 2.5),
-        (overtaken, 3.0),
-        (later, 4.0),
-        (Drafted(first.epoch, (), 0.25), 4.5),
-        (Drafted(later.epoch, (), 0.25), 6.0),
-        (Drafted(later.epoch, (), 0.25), 9.0),
-    )
-    assert trips(*happened) == (0.75 + 1.75, 2)
-
-
-def test_answers_that_nobody_asked_for_are_no_trips() -> None:
-    row = Row.certain(1)
-    assert trips((RowFetched(1, 0, row), 1.0), (Scored(1, np.zeros(0), 0.0), 2.0)) == (0.0, 0)
-    assert trips((FetchRow(1, 0), 1.0), (RowFetched(1, 0, row), 1.5)) == (0.5, 1)
+    assert (found.seconds, sum(found.counts)) == (seconds, count)
 
 
 def test_trips_are_counted_by_their_bounds() -> None:

@@ -5,20 +5,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from crossdraft.session import events
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.events import (
-    Command,
-    Emitted,
-    Event,
-    Finished,
-    Lane,
-    Ready,
-    Replied,
-    Request,
-    Send,
-    SetTimer,
-    Timer,
-)
 from crossdraft.session.rules import TRANSITIONS, DrafterState, LaneState, admits
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice
@@ -36,7 +24,7 @@ WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 def begun(
     *choices: Choice, method: Method = SLEM, waits: bool = False, unwanted: int = 0, **changes: object
-) -> tuple[Session, Turns, list[Command]]:
+) -> tuple[Session, Turns, list[events.Command]]:
     """A session that has begun and makes these choices in turn, its controller, and its first commands."""
     controller = InTurn(choices, waits_for_drafter=waits, unwanted=unwanted).fresh()
     session = Session(assignment(method, controller=controller, **changes))
@@ -50,11 +38,11 @@ def started() -> Session:
     return session
 
 
-def opened(session: Session) -> list[Command]:
+def opened(session: Session) -> list[events.Command]:
     """Both services are there; returns what follows the second."""
     session.start(0.0)
-    assert session.handle(Ready(TARGET), 0.0) == []
-    return session.handle(Ready(DRAFTER), 0.0)
+    assert session.handle(events.Ready(TARGET), 0.0) == []
+    return session.handle(events.Ready(DRAFTER), 0.0)
 
 
 def drafting() -> tuple[Session, Draft]:
@@ -68,7 +56,7 @@ def drafting() -> tuple[Session, Draft]:
 def passing() -> tuple[Session, Pass]:
     """A session that waits for a pass."""
     session, draft = drafting()
-    sent = only(Pass, session.handle(Replied(DRAFTER, toys()[1].draft(draft)), 1.0))
+    sent = only(Pass, session.handle(events.Replied(DRAFTER, toys()[1].draft(draft)), 1.0))
     return session, sent
 
 
@@ -77,9 +65,9 @@ def fetching() -> Session:
     session = Session(assignment(TLI))
     opened(session)
     three = tuple(DraftToken(0, Row.certain(0)) for _ in range(3))
-    sent = only(Pass, session.handle(Replied(DRAFTER, Drafted(1, three, 0.0)), 0.0))
+    sent = only(Pass, session.handle(events.Replied(DRAFTER, Drafted(1, three, 0.0)), 0.0))
     short = Row(np.array([1]), np.array([0.5]), 0.5)
-    session.handle(Replied(TARGET, PassDone(1, (short,) * (1 + len(sent.tree)), 0.0)), 0.0)
+    session.handle(events.Replied(TARGET, PassDone(1, (short,) * (1 + len(sent.tree)), 0.0)), 0.0)
     return session
 
 
@@ -89,13 +77,13 @@ def scoring() -> tuple[Session, Score]:
     opened(session)
     two = (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0)))
     drafted = Drafted(1, two, 0.0, "it stands aside")
-    sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 0.0))
-    score = only(Score, session.handle(Replied(TARGET, PassDone(1, (WHOLE,) * (1 + len(sent.tree)), 0.0)), 0.0))
+    sent = only(Pass, session.handle(events.Replied(DRAFTER, drafted), 0.0))
+    score = only(Score, session.handle(events.Replied(TARGET, PassDone(1, (WHOLE,) * (1 + len(sent.tree)), 0.0)), 0.0))
     return session, score
 
 
-def requests(out: Iterable[object]) -> list[Request]:
-    return [command.request for command in out if isinstance(command, Send)]
+def requests(out: Iterable[object]) -> list[events.Request]:
+    return [command.request for command in out if isinstance(command, events.Send)]
 
 
 def only(kind: type[T], out: Iterable[object]) -> T:
@@ -105,24 +93,24 @@ def only(kind: type[T], out: Iterable[object]) -> T:
     return sent
 
 
-def timers(out: Iterable[object]) -> list[Timer]:
-    return [command.timer for command in out if isinstance(command, SetTimer)]
+def timers(out: Iterable[object]) -> list[events.Timer]:
+    return [command.timer for command in out if isinstance(command, events.SetTimer)]
 
 
-def emitted(out: Iterable[object]) -> list[Emitted]:
-    return [command for command in out if isinstance(command, Emitted)]
+def emitted(out: Iterable[object]) -> list[events.Emitted]:
+    return [command for command in out if isinstance(command, events.Emitted)]
 
 
-def end(out: list[Command]) -> Finished:
-    assert isinstance(out[-1], Finished)
+def end(out: list[events.Command]) -> events.Finished:
+    assert isinstance(out[-1], events.Finished)
     return out[-1]
 
 
-def played(session: Session, out: list[Command], target: ToyTarget) -> list[Command]:
+def played(session: Session, out: list[events.Command], target: ToyTarget) -> list[events.Command]:
     """All that follows where only the target is left, the commands before first."""
     found, waiting = list(out), list(requests(out))
     while waiting:
-        more = session.handle(Replied(TARGET, target.run(waiting.pop(0))), 32.0)
+        more = session.handle(events.Replied(TARGET, target.run(waiting.pop(0))), 32.0)
         waiting += requests(more)
         found += more
     return found
@@ -145,20 +133,20 @@ def spelled(value: object, depth: int) -> object:
     return repr(value) if isinstance(value, str | int | float | bool | np.ndarray | None) else type(value).__name__
 
 
-def told(*tokens: int, first: int = 0, number: int = 1, more: bool = True, lane: int = TARGET) -> Replied:
+def told(*tokens: int, first: int = 0, number: int = 1, more: bool = True, lane: int = TARGET) -> events.Replied:
     samples = tuple(Sample(token, -0.5) for token in tokens)
-    return Replied(lane, PassDone(number, samples, 0.01, more=more, forwards=len(tokens), first=first))
+    return events.Replied(lane, PassDone(number, samples, 0.01, more=more, forwards=len(tokens), first=first))
 
 
 def alone(method: Method = TLI, **changes: object) -> tuple[Session, Pass]:
     """A session without any drafter, and its first pass."""
     session = Session(assignment(method, drafts=False, **changes))
     session.start(0.0)
-    sent = only(Pass, session.handle(Ready(TARGET), 0.0))
+    sent = only(Pass, session.handle(events.Ready(TARGET), 0.0))
     return session, sent
 
 
-def tokens_of(out: list[Command]) -> list[int]:
+def tokens_of(out: list[events.Command]) -> list[int]:
     return [one.token for one in emitted(out)]
 
 
@@ -169,17 +157,19 @@ class Followed(Session):
         super().__init__(assignment)
         self.used: set[tuple[LaneState, type]] = set()
 
-    def states(self) -> dict[Lane, LaneState]:
+    def states(self) -> dict[events.Lane, LaneState]:
         own = {} if self.drafter.lane is None else {self.drafter.lane: self.drafter.state}
         return {lane: known.state for lane, known in self.target.lanes.items()} | own
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: events.Event, now: float) -> list[events.Command]:
         taken, before = admits(event, self.state, self._lane_of(event)), self.states()
         commands = super().handle(event, now)
-        came = {event.lane: event.reply if isinstance(event, Replied) else event} if hasattr(event, "lane") else {}
+        came = (
+            {event.lane: event.reply if isinstance(event, events.Replied) else event} if hasattr(event, "lane") else {}
+        )
         for lane, after in self.states().items():
             messages = [came[lane]] if taken and lane in came else []
-            messages += [one.request for one in commands if isinstance(one, Send) and one.lane == lane]
+            messages += [one.request for one in commands if isinstance(one, events.Send) and one.lane == lane]
             assert after in self._led(before.get(lane, after), messages)
         return commands
 

@@ -1,22 +1,27 @@
-"""The drafter's window, its deadlines, and what a controller is told of it all."""
+"""The drafter's side: its window, its deadlines, prepared continuations, and what a controller is told."""
+
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
-from crossdraft.session.events import Expired, Lost, Replied, SetTimer, Timer
+from crossdraft.session.events import Command, Expired, Lost, Open, Ready, Replied, SetTimer, Timer
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen, Started
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Advance, Draft, Drafted, Pass, PassDone, Sample
+from crossdraft.types.messages import Advance, Branch, Draft, Drafted, HiddenStates, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.methods import TLI
+from crossdraft.verification.methods import SLEM, TLI
 from crossdraft.verification.walk import Ground
 from tests.clock import GONE
 from tests.ports import assignment
-from tests.session.sessions import DRAFTER, TARGET, opened, requests, timers
+from tests.session.sessions import DRAFTER, TARGET, emitted, only, opened, requests, timers
 from tests.session.test_target_side import ONES, drafted, passing
-from tests.verification.scheduling import InTurn
+from tests.verification.scheduling import InTurn, Turns
 from tests.vocabularies import pair_of
 
 ZEROS = Row.certain(0)
@@ -158,3 +163,178 @@ def test_a_drafter_is_told_when_its_draft_is_of_no_use_any_more() -> None:
 def drawn(run: Pass, token: int) -> PassDone:
     """A run that is over after one token."""
     return PassDone(run.number, (Sample(token % 2, 0.0),), 0.5)
+
+
+PAIR = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
+BRANCHING = Choice(2, 1, branch_depth=1)
+
+
+def branches(*known: Branch) -> Branches:
+    made = Branches(PAIR)
+    made.add(known)
+    return made
+
+
+def epoch() -> Epoch:
+    """A draft "a", "b", "a" after four letters."""
+    made = Epoch(1, BRANCHING, PAIR, 4, 4)
+    made.extend((DraftToken(0), DraftToken(1), DraftToken(0)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "letters_decide", "found"),
+    [
+        ("----b", False, 1),  # the first was refused, and "b" took its place
+        ("----aa", False, 2),  # the second
+        ("----abb", False, 3),  # the third
+        ("----ba", False, 0),  # more than the branch replaced
+        ("----ba", True, 1),  # its own draft token says the rest, and more
+        ("----bb", True, 0),  # it says something else
+        ("----baa", True, 0),  # it says no more than that
+        ("----ab", False, 0),  # nothing was replaced
+        ("----", True, 0),
+    ],
+)
+def test_the_branch_that_replaced_just_what_was_refused(text: str, letters_decide: bool, found: int) -> None:
+    known = branches(Branch(1, 4, Letters("b"), (0, 0)), BRANCH_2, BRANCH_3)
+    match = known.match(epoch(), Letters(text), letters_decide)
+    assert (match.number if match else 0) == found
+
+
+BRANCH_2 = Branch(2, 5, Letters("a"), (1,))
+BRANCH_3 = Branch(3, 6, Letters("b"), (2,))
+
+
+def test_what_a_drafter_may_not_send() -> None:
+    known = branches(BRANCH_2)
+    assert known.fault_of((BRANCH_3,), 1, 9) == ""
+    assert "after branch 2" in known.fault_of((BRANCH_2,), 1, 9)
+    assert "after branch 3" in known.fault_of((BRANCH_3, BRANCH_3), 1, 9)
+    for wrong in (
+        (Letters("abab"), (0,)),
+        (Letters(""), (0,)),
+        (Letters("a"), (3,)),
+        (Letters("a"), (-1,)),
+        (Letters("a"), (0, 0)),
+    ):
+        assert "is not one of at most 1 ids from 0 to 2 after" in known.fault_of((Branch(3, 0, *wrong),), 1, 9)
+    assert "2 branches in an epoch, asked for at most 1" in known.fault_of((BRANCH_3,), 1, 1)
+
+
+def test_branches_that_the_output_has_passed_are_given_back() -> None:
+    """One is kept for as long as the output could still end with its letters or, where they count, its draft tokens."""
+    known = branches(BRANCH_2, BRANCH_3)
+    known.release(7)  # the letters of the first end at 6, its draft token at 7
+    assert len(known) == 2
+    known.release(8)
+    assert len(known) == 1
+    known.release(10)
+    assert len(known) == 0
+    known = branches(BRANCH_2, BRANCH_3)
+    known.clear()  # the epoch is over
+    assert len(known) == 0
+    assert "after branch 3" in known.fault_of((BRANCH_3,), 1, 9)
+
+
+def refused(paths: int = 1) -> tuple[Session, list[Command], Turns]:
+    """A session whose first draft token "a" was refused for "b", with a branch for just that."""
+    controller = InTurn((BRANCHING,), waits_for_drafter=True).fresh()
+    session = Session(assignment(TLI, controller=controller, paths=paths))
+    opened(session)
+    first = Drafted(1, (DraftToken(0, Row.certain(0)),), 0.0, branches=(Branch(1, 0, Letters("b"), (1,)),))
+    (sent,) = (one for one in requests(session.handle(Replied(DRAFTER, first), 1.0)) if isinstance(one, Pass))
+    done = PassDone(sent.number, (Row.certain(1),) * (1 + len(sent.tree)), 0.0)
+    return session, session.handle(Replied(TARGET, done), 2.0), controller
+
+
+def test_a_refusal_goes_on_with_the_branch_that_foresaw_it() -> None:
+    session, out, _ = refused()
+    draft = next(one for one in requests(out) if isinstance(one, Draft))
+    assert draft == Draft(2, 0, Letters("b"), 2, 1, 1, 1, adopt=1, first=1)
+    assert session.counts.branches_hit == session.counts.branches_tried == 1
+
+
+def test_a_promised_draft_token_is_planned_for_before_it_comes_again() -> None:
+    """The pass after the refusal has it in its tree, if it need not wait for it."""
+    _, out, _ = refused()
+    (sent,) = (one for one in requests(out) if isinstance(one, Pass))
+    assert sent.committed == (1,)
+    assert sent.tree.tokens == (1,)
+
+
+def test_draft_tokens_that_come_again_are_not_taken_for_fast_ones() -> None:
+    session, _, controller = refused()
+    again = Drafted(2, (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0))), 0.25)
+    session.handle(Replied(DRAFTER, again), 3.0)
+    assert controller.seen[-1] == DraftSeen(1, 1.0, 0.25)
+
+
+def test_a_tree_with_room_holds_what_follows_the_refusal_too() -> None:
+    """Then no pass is needed before the branch's draft token comes again."""
+    session, out, _ = refused(paths=2)
+    assert [type(one) for one in requests(out)] == [Draft]
+    assert session.counts.passes == 1
+
+
+def test_another_drafter_numbers_its_branches_from_one() -> None:
+    session, _, _ = refused()
+    (again,) = (one for one in session.handle(Lost(DRAFTER, GONE), 3.0) if isinstance(one, Open))
+    session.handle(Ready(again.lane), 4.0)
+    assert session.drafter.branches.fault_of((Branch(1, 0, Letters("b"), (1,)),), 1, 9) == ""
+
+
+def over_a_tree() -> tuple[Session, Turns, Drafted, Pass]:
+    """A session whose first pass is over a draft "a" and a branch "b", "a"."""
+    controller = InTurn((Choice(1, 1, overlap=False, tree_nodes=3),), waits_for_drafter=True).fresh()
+    session = Session(assignment(SLEM, controller=controller))
+    opened(session)
+    drafted = Drafted(1, (DraftToken(0),), 0.0, branches=(Branch(1, 0, Letters("b"), (0,)),))
+    return session, controller, drafted, only(Pass, session.handle(Replied(DRAFTER, drafted), 1.0))
+
+
+def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal() -> None:
+    """The draft "a" is refused for "b", and the tree has "a" after it; the draft's own fate is what is told."""
+    session, controller, drafted, sent = over_a_tree()
+    assert set(sent.tree.paths()) == {(), (0,), (1,), (1, 0)}
+    draws = {(): 1, (0,): 0, (1,): 0, (1, 0): 1}
+    samples = tuple(Sample(draws[path], -0.5) for path in sent.tree.paths())
+    out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0)), 2.0)
+    assert [(one.token, one.kind) for one in emitted(out)] == [
+        (1, Kind.ACCEPTED), (0, Kind.ACCEPTED), (1, Kind.BONUS),
+    ]  # fmt: skip
+    judged = [one for one in controller.seen if isinstance(one, Judged)]
+    assert judged == [Judged(0, True, 3, 2)]
+    assert only(Draft, out) == Draft(2, 0, Letters("bab"), 1, first=1, tree_nodes=3, chunk=1)
+    fault = session.drafter.fault_of(
+        replace(drafted, epoch=2, branches=(Branch(2, 0, Letters("b"), (0, 0)),)), session.epoch.choice
+    )
+    assert "at most 1 ids" in fault
+
+
+def test_the_drafter_is_told_the_targets_states_of_what_was_committed() -> None:
+    """Not those of the path that the output did not take, and each once."""
+    session, _, _, sent = over_a_tree()
+    paths = [*sent.tree.paths()]
+    samples = tuple(Sample({(): 1, (0,): 0, (1,): 2, (1, 0): 1}[path], -0.5) for path in paths)
+    states = HiddenStates((0, 1, 2, 3), b"".join(bytes((node, 0)) for node in range(4)))
+    out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0, hidden=states)), 2.0)
+    draft = only(Draft, out)
+    assert draft.letters == "bab"  # "b", then "ab", which is one token
+    assert draft.hidden == HiddenStates((0, 1), bytes((0, 0, paths.index((1,)), 0)))
+    drafted = Drafted(2, (DraftToken(0),), 0.0)
+    sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 3.0))
+    samples = tuple(Sample(1, -0.5) for _ in sent.tree.paths())
+    out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0)), 4.0)
+    assert only(Draft, out).hidden == HiddenStates()  # a reply that lacks them
+
+
+def test_a_tree_that_ends_early_is_what_was_asked_for() -> None:
+    """No draft token of it is waited for any more, and the drafter has not stood aside."""
+    controller = InTurn((Choice(3, 3, overlap=False, tree_nodes=5, least_likely=0.5),), waits_for_drafter=True).fresh()
+    session = Session(assignment(SLEM, controller=controller))
+    opened(session)
+    out = session.handle(Replied(DRAFTER, Drafted(1, (DraftToken(0),), 0.0, "a further one is unlikely")), 1.0)
+    sent = only(Pass, out)
+    assert (0,) in sent.tree.paths()
+    assert (session.counts.stood_aside, session.counts.undrafted, session.counts.draft_tokens) == (0, "", 1)

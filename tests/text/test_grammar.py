@@ -155,6 +155,12 @@ def test_white_space_is_free_unless_it_is_not_wanted() -> None:
         (Grammar.json({"properties": ["a"]}), r"properties must be an object, at \$\.properties$"),
         (Grammar.json({"const": {"type": "x"}, "properties": {"b": {"type": "x"}}}), r"at \$\.properties\.b\.type$"),
         (Grammar.ebnf('start: a\na: "x" %json {"items": {"type": "y"}}'), r"error: a: .*, at \$\.items\.type$"),
+        (Grammar.json({"properties": {"a.b": {"type": "x"}}}), r'at \$\.properties\["a\.b"\]\.type$'),
+        (Grammar.json({"type": "integer", "minimum": 5, "maximum": 3}), r"greater than maximum \(3\), at \$$"),
+        (
+            Grammar.json({"type": "object", "properties": {"a": {"type": "string", "const": 3}}, "required": ["a"]}),
+            r"required property 'a' is unsatisfiable, at \$\.properties\.a$",
+        ),
         (Grammar.json({"not": {"type": "string"}}), "Unimplemented keys"),
         (Grammar.json("[]"), "a JSON schema must be an object"),
         (Grammar.json('{"a'), "Unterminated string"),

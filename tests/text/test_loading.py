@@ -1,11 +1,14 @@
-"""Tokenizers from a model's folder."""
+"""What a model's folder says: its tokenizer, symbols and settings; chat templates, beside transformers' rendering."""
 
 import json
 from base64 import b64encode
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
+from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.text.letters import Side, to_bytes
 from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
 from tests.text.kinds import Kind, kind
@@ -18,45 +21,55 @@ def _folder(path: Path, some: Kind, **configs: object) -> str:
     return str(path)
 
 
-def test_of_several_end_symbols_those_with_a_usual_name_end_the_turn(tmp_path: Path) -> None:
-    gpt2 = kind("gpt2")
-    text, turn = gpt2.id_of("<|endoftext|>"), gpt2.id_of("<|im_end|>")
-    folder = _folder(tmp_path, gpt2, generation_config={"eos_token_id": [turn, text]}, config={"eos_token_id": turn})
-    loaded = load_tokenizer_json(folder)
-    assert loaded.tokenizer_json == gpt2.json
-    assert set(loaded.controls) == {(text, "END_OF_SEQUENCE"), (turn, "END_OF_TURN")}
-    assert set(loaded.stops) == {text, turn}
-
-
-CHAT = {"eos_token": "<|im_end|>"}
+BEGIN, END, TURN = "BEGIN_OF_SEQUENCE", "END_OF_SEQUENCE", "END_OF_TURN"
+CHAT, BOTH = {"eos_token": "<|im_end|>"}, {0: END, 1: TURN}
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("files", "roles"),
     [
-        {"tokenizer_config": CHAT, "config": {"eos_token_id": 0}},
-        {"tokenizer_config": CHAT, "generation_config": {"eos_token_id": [0]}, "config": {"eos_token_id": None}},
-        {"generation_config": {"eos_token_id": 0}, "config": {"text_config": {"eos_token_id": [1, -1, 99999]}}},
-        {"generation_config": {"eos_token_id": [1, 99999]}, "config": {"eos_token_id": 0}},
+        # Those of all files: of several the one with a usual name ends the turn.
+        ({"generation_config": {"eos_token_id": [1, 0]}, "config": {"eos_token_id": 1}}, BOTH),
+        ({"tokenizer_config": CHAT, "config": {"eos_token_id": 0}}, BOTH),
+        (
+            {"tokenizer_config": CHAT, "generation_config": {"eos_token_id": [0]}, "config": {"eos_token_id": None}},
+            BOTH,
+        ),
+        ({"generation_config": {"eos_token_id": 0}, "config": {"text_config": {"eos_token_id": [1, -1, 9**6]}}}, BOTH),
+        ({"generation_config": {"eos_token_id": [1, 9**6]}, "config": {"eos_token_id": 0}}, BOTH),
+        # A single one ends the sequence, whatever its name.
+        ({"config": {"eos_token_id": 1}}, {1: END}),
+        # Text is none beside it, such as id 2, which the configuration of a Llama names unless it is told better.
+        ({"config": {"eos_token_id": 2}}, {2: END}),
+        ({"generation_config": {"eos_token_id": 1}, "config": {"eos_token_id": 2}}, {1: END}),
+        # One that begins and ends is an end.
+        ({"tokenizer_config": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}}, {0: END}),
+        (
+            {
+                "tokenizer_config": {
+                    "bos_token": {"content": "<|endoftext|>"},
+                    "eos_token": "<|im_end|>",
+                    "pad_token": None,
+                }
+            },
+            {0: BEGIN, 1: END},
+        ),
     ],
 )
-def test_end_symbols_are_those_of_all_files(tmp_path: Path, files: dict[str, dict[str, object]]) -> None:
-    """Ids 0 and 1 stand for the two end symbols; others are beyond the rows."""
+def test_symbols_that_begin_and_end(tmp_path: Path, files: dict[str, Any], roles: dict[int, str]) -> None:
+    """Ids 0 and 1 stand for the two end symbols; others are text, or beyond the rows."""
     gpt2 = kind("gpt2")
-    text, turn = gpt2.id_of("<|endoftext|>"), gpt2.id_of("<|im_end|>")
-    written = json.dumps(files).replace("[1", f"[{turn}").replace("[0", f"[{text}").replace(": 0", f": {text}")
-    named = json.loads(written)
-    loaded = load_tokenizer_json(_folder(tmp_path, gpt2, **named))
-    assert loaded.stops == tuple(sorted((text, turn)))
-    assert dict(loaded.controls) == {text: "END_OF_SEQUENCE", turn: "END_OF_TURN"}
+    meant = {0: gpt2.id_of("<|endoftext|>"), 1: gpt2.id_of("<|im_end|>")}
 
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: named(one) for name, one in value.items()}
+        return [*map(named, value)] if isinstance(value, list) else meant.get(value, value)
 
-def test_beside_an_end_symbol_text_is_none(tmp_path: Path) -> None:
-    """Such as id 2, which the configuration of a Llama names unless it is told better; alone it is believed."""
-    gpt2 = kind("gpt2")
-    assert load_tokenizer_json(_folder(tmp_path, gpt2, config={"eos_token_id": 2})).stops == (2,)
-    better = _folder(tmp_path, gpt2, generation_config={"eos_token_id": gpt2.id_of("<|im_end|>")})
-    assert load_tokenizer_json(better).stops == (gpt2.id_of("<|im_end|>"),)
+    loaded = load_tokenizer_json(_folder(tmp_path, gpt2, **named(files)))
+    assert loaded.tokenizer_json == gpt2.json
+    assert dict(loaded.controls) == {named(token): role for token, role in roles.items()}
+    assert loaded.stops == tuple(sorted(named(token) for token, role in roles.items() if role != BEGIN))
 
 
 def test_symbols_beyond_the_rows_have_no_role(tmp_path: Path) -> None:
@@ -84,22 +97,6 @@ def test_sampling_settings_are_the_models_own_or_none_or_those_of_another_folder
         load_tokenizer_json(model, None, str(tmp_path))
 
 
-def test_a_single_end_symbol_ends_the_sequence_whatever_its_name(tmp_path: Path) -> None:
-    gpt2 = kind("gpt2")
-    turn = gpt2.id_of("<|im_end|>")
-    loaded = load_tokenizer_json(_folder(tmp_path, gpt2, config={"eos_token_id": turn}))
-    assert loaded.controls == ((turn, "END_OF_SEQUENCE"),)
-
-
-def test_the_tokenizers_own_config_names_begin_and_end(tmp_path: Path) -> None:
-    llama2 = kind("llama2")
-    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
-    loaded = load_tokenizer_json(_folder(tmp_path, llama2, tokenizer_config=config))
-    begin, end = llama2.id_of("<s>"), llama2.id_of("</s>")
-    assert loaded.controls == ((begin, "BEGIN_OF_SEQUENCE"), (end, "END_OF_SEQUENCE"))
-    assert loaded.stops == (end,)
-
-
 @pytest.mark.parametrize(
     ("folder", "files", "complaint"),
     [
@@ -113,13 +110,6 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path, folder: str, files: tuple
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(TokenizerMissing, match=complaint):
         load_tokenizer_json(str(tmp_path / folder))
-
-
-def test_a_symbol_that_begins_and_ends_is_an_end(tmp_path: Path) -> None:
-    gpt2 = kind("gpt2")
-    both = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    loaded = load_tokenizer_json(_folder(tmp_path, gpt2, tokenizer_config=both))
-    assert loaded.controls == ((gpt2.id_of("<|endoftext|>"), "END_OF_SEQUENCE"),)
 
 
 def test_a_file_of_ranks_is_the_tokenizer_that_it_was_written_from(tmp_path: Path) -> None:
@@ -148,3 +138,103 @@ def test_damaged_ranks(tmp_path: Path, text: str, fault: str) -> None:
     (tmp_path / "some.tiktoken").write_text(text)
     with pytest.raises(ValueError, match=fault):
         load_tokenizer_json(str(tmp_path / "some.tiktoken"))
+
+
+CHATS = [
+    [{"role": "user", "content": "Hi <b>&</b> \"there\" 'x'\n"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": " Two. "},
+        {"role": "user", "content": "Größe 🦄 {{ not jinja }}"},
+    ],
+]
+# In the shapes of published ones.
+CHATML = """{%- for message in messages %}
+    {%- if loop.first and message.role != 'system' %}
+        {{- '<|im_start|>system\\nYou are helpful.' + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+HEADERS = """{{- bos_token }}
+{%- if strftime_now is defined %}{%- set year = strftime_now("%Y") %}{%- else %}{%- set year = "none" %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nIn " + year + ": " + system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if tools is not none %}tools{%- endif %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+BLOCKS = """{% set ns = namespace(count=0) %}
+{% for message in messages %}
+    {% if message.role == 'system' %}
+        {% continue %}
+    {% endif %}
+    {% set ns.count = ns.count + 1 %}
+  {{ ns.count }}: {{ message | tojson }} {{ message.content | tojson(false, 2) }}
+    {% generation %}
+    said{{ eos_token }}
+    {% endgeneration %}
+{% endfor %}
+{{ dict(a=1) | tojson }}
+"""
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize("messages", CHATS)
+@pytest.mark.parametrize("source", [CHATML, HEADERS, BLOCKS])
+def test_it_renders_as_transformers_does(source: str, messages: list[dict[str, str]], tmp_path: Path) -> None:
+    llama2 = kind("llama2")
+    (tmp_path / "tokenizer.json").write_text(llama2.json, encoding="utf-8")
+    settings = {**TOKENS, "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": source}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    template = load_tokenizer_json(str(tmp_path)).chat_template
+    assert template == ChatTemplate(source, tuple(sorted(TOKENS.items())))
+    assert template.render(messages) == expected
+    ids = reference.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    assert list(llama2.tokenization().encode_prompt(expected, special=False)) == ids
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% if %}", "Expected"),
+        ("{{ messages[7].content }}", "no element 7"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages + 1 }}", "concatenate"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ namespace(__init__=1) }}", "underscore"),
+        ("{{ dict.__globals__.json }}", "unsafe"),
+        ("{% for i in range(10000000) %}{% endfor %}", "too big"),
+    ],
+)
+def test_what_a_template_cannot_do_is_an_error(source: str, complaint: str) -> None:
+    with pytest.raises(ChatTemplateError, match=complaint):
+        ChatTemplate(source).render(CHATS[0])
+
+
+def test_a_file_of_its_own_comes_first_and_of_several_the_default(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(kind("llama2").json, encoding="utf-8")
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "usual"}]
+    eos = {"content": "</s>", "special": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several, "eos_token": eos}))
+    assert load_tokenizer_json(str(tmp_path)).chat_template == ChatTemplate("usual", (("eos_token", "</s>"),))
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert load_tokenizer_json(str(tmp_path)).chat_template == ChatTemplate("file", (("eos_token", "</s>"),))
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert load_tokenizer_json(str(tmp_path)).chat_template is None

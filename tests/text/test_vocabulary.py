@@ -4,10 +4,24 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, from_bytes, is_plain
+from crossdraft.text.letters import (
+    AFTER_ALL,
+    END,
+    EVENTS,
+    NAMELESS,
+    ControlRole,
+    Letters,
+    Side,
+    Spelling,
+    codes_of,
+    from_bytes,
+    is_plain,
+)
 from crossdraft.text.pairs import Pair
-from crossdraft.text.vocabulary import TokenizerNotSupported, Vocabulary
+from crossdraft.text.vocabulary import TokenizerNotSupported, Trie, Vocabulary
 from tests.text.kinds import PADDING, TOOL, Kind, kind
 
 
@@ -78,18 +92,21 @@ def test_tokenizers_without_letters_are_refused(field: str, value: str) -> None:
         Vocabulary.build(json.dumps(described), 10, [], [], Side.TARGET)
 
 
-END = ControlRole.END_OF_SEQUENCE.letter
+END_OF_SEQUENCE = ControlRole.END_OF_SEQUENCE.letter
 
 
-def _toy(side: Side, *letters: str) -> Vocabulary:
+def _toy(side: Side, *letters: str, nameless: str = "<pad>") -> Vocabulary:
     """Tokens of these letters; an empty one is a control symbol without a role."""
-    nameless = [token for token, text in enumerate(letters) if not text]
     named = tuple(Letters(text) or side.control(token) for token, text in enumerate(letters))
-    return Vocabulary(letters=named, nameless=tuple((token, "<pad>") for token in nameless))
+    return Vocabulary(
+        letters=named, nameless=tuple((token, nameless) for token, text in enumerate(letters) if not text)
+    )
 
 
 def test_shared_tokens_are_those_with_the_letters_of_a_target_token() -> None:
-    pair = Pair(_toy(Side.TARGET, "a", "", "ab", "a", END), _toy(Side.DRAFTER, "b", "ab", "a", "", END))
+    pair = Pair(
+        _toy(Side.TARGET, "a", "", "ab", "a", END_OF_SEQUENCE), _toy(Side.DRAFTER, "b", "ab", "a", "", END_OF_SEQUENCE)
+    )
     assert not pair.same_vocabulary
     assert pair.shared_drafter_ids.tolist() == [1, 2, 4]
     assert [pair.target_id(token) for token in range(5)] == [None, 2, 0, None, 4]
@@ -97,17 +114,21 @@ def test_shared_tokens_are_those_with_the_letters_of_a_target_token() -> None:
     assert pair.to_target_ids(np.array([0])).dtype == np.int64
 
 
-def test_in_one_vocabulary_every_id_is_itself() -> None:
-    letters = ("a", "a", "", "b")
-    pair = Pair(_toy(Side.TARGET, *letters), _toy(Side.DRAFTER, *letters))
-    assert pair.same_vocabulary
-    assert [pair.target_id(token) for token in range(4)] == [0, 1, 2, 3]
-
-
-def test_control_symbols_of_other_names_make_another_vocabulary() -> None:
-    target = Vocabulary(letters=(Letters("a"), Side.TARGET.control(0)), nameless=((1, "<pad>"),))
-    drafter = Vocabulary(letters=(Letters("a"), Side.DRAFTER.control(0)), nameless=((1, "<mask>"),))
-    assert not Pair(target, drafter).same_vocabulary
+@pytest.mark.parametrize(
+    ("target", "drafter", "same"),
+    [
+        (_toy(Side.TARGET, "a", "a", "", "b"), _toy(Side.DRAFTER, "a", "a", "", "b"), True),
+        (_toy(Side.TARGET, "a", ""), _toy(Side.DRAFTER, "a", "", nameless="<mask>"), False),
+        # Text that only one side can write as a token is written with others there.
+        (_toy(Side.TARGET, "a", "b", "", "ab"), _toy(Side.DRAFTER, "a", "b", ""), False),
+        (_toy(Side.TARGET, "a", "b", ""), _toy(Side.DRAFTER, "a", "b", "", "ab"), False),
+    ],
+)
+def test_in_one_vocabulary_every_id_is_itself(target: Vocabulary, drafter: Vocabulary, same: bool) -> None:
+    pair = Pair(target, drafter)
+    assert pair.same_vocabulary is same
+    if same:
+        assert [pair.target_id(token) for token in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("target", "drafter"), [(0, 3), (3, 0)])
@@ -126,13 +147,6 @@ def test_other_padding_rows_and_other_ends_leave_a_vocabulary_the_same(target: i
     assert {pair.target_id(token) for token in range(gpt2.size, base.size)} <= {None}
 
 
-def test_a_token_of_text_more_makes_another_vocabulary() -> None:
-    """Text that only one side can write as a token is written with others there: methods for two vocabularies fit."""
-    letters = ("a", "b", "")
-    assert not Pair(_toy(Side.TARGET, *letters, "ab"), _toy(Side.DRAFTER, *letters)).same_vocabulary
-    assert not Pair(_toy(Side.TARGET, *letters), _toy(Side.DRAFTER, *letters, "ab")).same_vocabulary
-
-
 def test_a_token_is_shared_exactly_if_its_letters_are(any_kind: Kind) -> None:
     target, drafter = kind("qwen").vocabulary(), any_kind.vocabulary(Side.DRAFTER)
     pair = Pair(target, drafter)
@@ -143,3 +157,38 @@ def test_a_token_is_shared_exactly_if_its_letters_are(any_kind: Kind) -> None:
             assert (found is not None) == (letters in target.letters)
         if is_plain(letters) and found is not None:
             assert target.letters[found] == letters
+
+
+words = st.lists(
+    st.text("ab\x00\xff" + ControlRole.END_OF_TURN.letter, min_size=1, max_size=4), min_size=1, max_size=12
+)
+
+
+def vocabulary(*letters: str) -> Vocabulary:
+    return Vocabulary(letters=tuple(map(Letters, letters)))
+
+
+@given(words, st.text("ab", max_size=3))
+def test_a_span_is_the_tokens_with_a_prefix(letters: list[str], prefix: str) -> None:
+    trie = Trie(vocabulary(*letters))
+    first, end = trie.span(Letters(prefix))
+    assert sorted(trie.order[first:end].tolist()) == [i for i, text in enumerate(letters) if text.startswith(prefix)]
+
+
+@given(words)
+def test_spelling_keeps_every_string(letters: list[str]) -> None:
+    spelling = Spelling.of([Letters(text) for text in letters])
+    for token, text in enumerate(letters):
+        start = int(spelling.starts[token])
+        assert spelling.rest(token, start).tolist() == codes_of(text).tolist()
+        assert spelling.rest(token, start + 1).tolist() == codes_of(text[1:]).tolist()
+        assert spelling.codes[start + len(text)] == END
+
+
+def test_codes_tell_bytes_roles_and_sides_apart() -> None:
+    known = "".join(map(chr, range(256))) + "".join(role.letter for role in ControlRole)
+    codes = codes_of(known + Side.TARGET.control(0) + Side.DRAFTER.control(0)).tolist()
+    assert codes[:256] == list(range(256))
+    assert len(set(codes)) == len(codes) == EVENTS - 1
+    assert END not in codes
+    assert codes_of(Side.TARGET.control(60_000)).tolist() == codes_of(Side.TARGET.control(0)).tolist()

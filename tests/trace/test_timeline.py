@@ -9,20 +9,7 @@ import numpy as np
 import pytest
 
 from crossdraft.client.api import Generation
-from crossdraft.session.events import (
-    Command,
-    Emitted,
-    Event,
-    Expired,
-    Finished,
-    Lost,
-    Open,
-    Ready,
-    Replied,
-    Send,
-    SetTimer,
-    Timer,
-)
+from crossdraft.session import events
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import Letters, to_bytes
 from crossdraft.trace.timeline import (
@@ -50,15 +37,17 @@ from tests.trace.recordings import virtual_steps
 from tests.verification.enumerating import EnumeratingChooser
 from tests.vocabularies import pair_of
 
-FIRST = Open(1, OpenTarget((0,), SamplingOptions(), None))
-DRAFTING = Open(2, OpenDrafter(Letters(""), SamplingOptions(), None, 0))
-OTHER = Open(3, FIRST.request)
+FIRST = events.Open(1, OpenTarget((0,), SamplingOptions(), None))
+DRAFTING = events.Open(2, OpenDrafter(Letters(""), SamplingOptions(), None, 0))
+OTHER = events.Open(3, FIRST.request)
 TREE = TokenTree((5, 6), (-1, 0))
 PASSES = (What.PASS, What.MISS)
 WORKS = (What.DRAFT, What.BRANCHES, What.SCORES, What.LATE, *PASSES)
 
 
-def step(now: float, event: Event | None, *commands: Command, seconds: float = 0.0, misses: int = 0) -> Step:
+def step(
+    now: float, event: events.Event | None, *commands: events.Command, seconds: float = 0.0, misses: int = 0
+) -> Step:
     return Step(now, event, commands, seconds, misses)
 
 
@@ -76,31 +65,31 @@ def spans_of(steps: Sequence[Step], every: int) -> list[Span]:
     return sorted((*spans, *watch.take()), key=lambda span: span.begin)
 
 
-def drafted(epoch: int, count: int, seconds: float, first: int = 0, branches: int = 0) -> Replied:
+def drafted(epoch: int, count: int, seconds: float, first: int = 0, branches: int = 0) -> events.Replied:
     made = tuple(Branch(number, 0, Letters("x"), (1,)) for number in range(branches))
-    return Replied(2, Drafted(epoch, (DraftToken(1),) * count, seconds, first=first, branches=made))
+    return events.Replied(2, Drafted(epoch, (DraftToken(1),) * count, seconds, first=first, branches=made))
 
 
-def passed(number: int, seconds: float) -> Replied:
-    return Replied(1, PassDone(number, (), seconds))
+def passed(number: int, seconds: float) -> events.Replied:
+    return events.Replied(1, PassDone(number, (), seconds))
 
 
-def emitted(kind: Kind, epoch: int = 1) -> Emitted:
-    return Emitted(7, Letters("ab"), kind, 0, epoch, None, None)
+def emitted(kind: Kind, epoch: int = 1) -> events.Emitted:
+    return events.Emitted(7, Letters("ab"), kind, 0, epoch, None, None)
 
 
-def draft(epoch: int, adopt: int = 0) -> Send:
-    return Send(2, Draft(epoch, 0, Letters(""), 2, adopt=adopt))
+def draft(epoch: int, adopt: int = 0) -> events.Send:
+    return events.Send(2, Draft(epoch, 0, Letters(""), 2, adopt=adopt))
 
 
-def sent(number: int, lane: int = 1) -> Send:
-    return Send(lane, Pass(number, (), TREE))
+def sent(number: int, lane: int = 1) -> events.Send:
+    return events.Send(lane, Pass(number, (), TREE))
 
 
 ROUND = (
     step(100.0, None, FIRST, DRAFTING),
-    step(100.01, Ready(1)),
-    step(100.02, Ready(2), draft(1)),
+    step(100.01, events.Ready(1)),
+    step(100.02, events.Ready(2), draft(1)),
     step(100.10, drafted(1, 2, 0.04), sent(1), seconds=0.01),
     step(100.25, passed(1, 0.10), emitted(Kind.ACCEPTED), emitted(Kind.CORRECTED), draft(2)),
 )
@@ -142,10 +131,16 @@ def test_epochs_follow_one_another() -> None:
 def test_refusals_hits_stalls_and_losses_are_marked() -> None:
     found = timeline(
         *ROUND[:4],
-        step(100.25, passed(1, 0.10), emitted(Kind.CORRECTED), draft(2, adopt=4), SetTimer(Timer.STALL, 1, 0.05)),
-        step(100.30, Expired(Timer.STALL, 1), sent(2)),
-        step(100.35, Lost(1, OSError("it is gone")), OTHER),
-        step(100.36, Ready(3), sent(1, lane=3)),
+        step(
+            100.25,
+            passed(1, 0.10),
+            emitted(Kind.CORRECTED),
+            draft(2, adopt=4),
+            events.SetTimer(events.Timer.STALL, 1, 0.05),
+        ),
+        step(100.30, events.Expired(events.Timer.STALL, 1), sent(2)),
+        step(100.35, events.Lost(1, OSError("it is gone")), OTHER),
+        step(100.36, events.Ready(3), sent(1, lane=3)),
     )
     marks = {one.what: one for one in found}
     assert marks[What.REFUSED].begin == pytest.approx(0.25)
@@ -160,10 +155,10 @@ def test_refusals_hits_stalls_and_losses_are_marked() -> None:
 def test_targets_side_by_side_have_rows_of_their_own() -> None:
     found = timeline(
         step(0.0, None, FIRST, OTHER),
-        step(0.1, Ready(1), sent(1)),
-        step(0.1, Ready(3), sent(1, lane=3)),
+        step(0.1, events.Ready(1), sent(1)),
+        step(0.1, events.Ready(3), sent(1, lane=3)),
         step(0.3, passed(1, 0.2), emitted(Kind.BONUS)),
-        step(0.4, Replied(3, PassDone(1, (), 0.2)), emitted(Kind.BONUS)),
+        step(0.4, events.Replied(3, PassDone(1, (), 0.2)), emitted(Kind.BONUS)),
     )
     assert [one.lane for one in of_kind(found, *PASSES)] == [TARGET, "target 2"]
 
@@ -188,7 +183,7 @@ def test_replies_that_arrive_together_were_worked_for_one_after_another() -> Non
 
 
 def test_events_wait_while_the_session_is_busy() -> None:
-    found = timeline(step(0.0, None, FIRST, seconds=0.2), step(0.1, Ready(1), sent(1), seconds=0.1))
+    found = timeline(step(0.0, None, FIRST, seconds=0.2), step(0.1, events.Ready(1), sent(1), seconds=0.1))
     assert [(one.begin, one.end) for one in of_kind(found, What.SESSION)] == [(0.0, 0.2), (0.2, pytest.approx(0.3))]
 
 
@@ -224,8 +219,8 @@ def test_what_is_taken_piece_by_piece_is_what_is_taken_at_the_end(steps: list[St
 
 def test_tokens_passes_and_marks_are_those_of_the_session(steps: list[Step]) -> None:
     spans = spans_of(steps, 2)
-    (counts,) = [one.counts for step in steps for one in step.commands if isinstance(one, Finished)]
-    emitted = [one for step in steps for one in step.commands if isinstance(one, Emitted)]
+    (counts,) = [one.counts for step in steps for one in step.commands if isinstance(one, events.Finished)]
+    emitted = [one for step in steps for one in step.commands if isinstance(one, events.Emitted)]
     assert [(one.what.value, one.label) for one in spans if one.lane == OUTPUT] == [
         (one.kind.value, to_bytes(one.letters).decode()) for one in emitted
     ]
@@ -240,12 +235,12 @@ def test_tokens_passes_and_marks_are_those_of_the_session(steps: list[Step]) -> 
 
 def test_trace_events_have_a_row_for_each_lane_and_messages_may_overlap() -> None:
     spans = timeline(*ROUND)
-    events = trace_events(spans)["traceEvents"]
-    rows = {one["args"]["name"]: one["tid"] for one in events if one["ph"] == "M"}
+    drawn = trace_events(spans)["traceEvents"]
+    rows = {one["args"]["name"]: one["tid"] for one in drawn if one["ph"] == "M"}
     assert set(rows) == {one.lane for one in spans}
-    (work,) = [one for one in events if one["ph"] == "X" and one["cat"] == What.PASS]
+    (work,) = [one for one in drawn if one["ph"] == "X" and one["cat"] == What.PASS]
     assert (work["tid"], work["ts"], work["dur"]) == (rows[TARGET], pytest.approx(0.13e6), pytest.approx(0.1e6))
-    begun, over = ({one["id"] for one in events if one["ph"] == ph} for ph in "be")
+    begun, over = ({one["id"] for one in drawn if one["ph"] == ph} for ph in "be")
     assert begun == over
     assert len(begun) == len(of_kind(spans, What.SENT, What.RECEIVED))
 

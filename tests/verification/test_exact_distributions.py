@@ -14,7 +14,7 @@ from crossdraft.types.messages import Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
-from crossdraft.verification.chooser import Chooser
+from crossdraft.verification.chooser import Chooser, RandomChooser
 from crossdraft.verification.methods import (
     COUPLED,
     COUPLED_SHARED,
@@ -31,9 +31,11 @@ from crossdraft.verification.methods import (
 from crossdraft.verification.walk import (
     Emit,
     Ground,
+    NeedDraftToken,
     NeedRow,
     Refused,
     Walk,
+    WalkStep,
     draw_residual,
     next_draft_token,
     target_row,
@@ -53,10 +55,12 @@ from tests.verification.toys import (
     TWO,
     Setup,
     Toy,
+    as_ids,
     bias,
     error,
     wanted,
 )
+from tests.vocabularies import pair_of
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
@@ -313,3 +317,22 @@ def test_trees_whose_further_draws_are_wrong(monkeypatch: pytest.MonkeyPatch, me
         for module in (rejection, coupling):
             monkeypatch.setattr(module, "beyond_refusal", broken)
         assert bias(Setup(SAME, method, 2, 3, nodes=12, ignore_end=True)) > 0.005, broken
+
+
+PAIR = pair_of(("a", "b"), ("a", "b"))
+HEAD = Row(as_ids(0), np.zeros(1), 1.0)  # at 0 so that the tail is drawn
+WHOLE = Row(as_ids(0), np.ones(1))
+
+
+@pytest.mark.parametrize("walk", [rejection.walk, coupling.walk])
+@pytest.mark.parametrize("draft_token", [DraftToken(0, Row.certain(0)), None], ids=["refused", "none"])
+def test_the_whole_row_is_drawn_from(walk: Callable[[Ground], Walk], draft_token: DraftToken | None) -> None:
+    walking = walk(Ground(PAIR, RandomChooser(np.random.default_rng(0))))
+    step: WalkStep = next(walking)
+    while not isinstance(step, Emit | Refused):
+        match step:
+            case NeedDraftToken():
+                step = walking.send(draft_token)
+            case NeedRow():
+                step = walking.send(WHOLE if step.whole else HEAD)
+    assert step == Emit(0, Kind.BONUS if draft_token is None else Kind.CORRECTED)

@@ -1,16 +1,27 @@
-"""The output distribution of overlapped sessions, by enumeration, under schedules that delay and batch messages at
-will.
+"""Overlapped drafting: distributions in any order of events, also of seeded output, and what nothing may look at."""
 
-A schedule sees only how many steps were made, and the distribution is the target's own. That the comparison fails when
-a schedule peeks, or when a session is broken on purpose, is tested beside (test_peeking).
-"""
-
+import copy
 import itertools
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pytest
+from scipy.stats import chisquare
 
-from crossdraft.speculation.choice import PLAIN, Choice
+from crossdraft.session.drafter_side import Branches
+from crossdraft.session.epoch import Epoch
+from crossdraft.session.events import Command, Emitted, Replied, Reply, Timer
+from crossdraft.session.rules import State
+from crossdraft.session.session import Session
+from crossdraft.speculation.choice import PLAIN, Choice, lock_step
+from crossdraft.text.letters import Letters
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.types.messages import Branch, Drafted, NoiseKey, Sample
+from crossdraft.types.rows import DraftToken
+from crossdraft.types.statistics import Kind
+from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import (
     COUPLED,
     COUPLED_SHARED,
@@ -23,11 +34,16 @@ from crossdraft.verification.methods import (
     UNION,
     Method,
 )
+from crossdraft.verification.noise import KeyedNoise
+from crossdraft.verification.walk import NeedRow
+from tests.clock import Stage, run_session
 from tests.conftest import FULL
+from tests.ports import assignment
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
 from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full, full
-from tests.verification.scheduling import Overlapped, Schedule
-from tests.verification.test_seeded_distribution import LENGTH, Runs
-from tests.verification.toys import ALIKE, ENDING, EXACT, NESTED, TEXTS, TOYS, TWO, Toy, error
+from tests.verification.scheduling import Act, Overlapped, Schedule
+from tests.verification.toys import ALIKE, ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, TWO, Toy, as_ids, bias, error
+from tests.vocabularies import pair_of
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 LETTERS = Toy("two letters", ("a", "b"), ("a", "b"))
@@ -247,3 +263,204 @@ def test_seeded_text_is_the_same_whatever_happens(toy: Toy) -> None:
             chosen = replace(choice, speculate=targets == 2)
             given = Overlapped(toy, SEEDED, (chosen,), schedule, LENGTH, 99, targets)
             assert tuple(one.token for one in runs.play(given, seed).emitted) == wanted
+
+
+LENGTH = 3
+SEEDS = 2000 if FULL else 500
+SMALLEST_P = 1e-4
+NO_CHOICE = RandomChooser.__new__(RandomChooser)  # `seeded` makes no choice of its own
+
+
+class SeededTarget(ToyTarget):
+    """Answers nodes with keyed draws, as the service does."""
+
+    def __init__(self, vocabulary: Vocabulary, key: NoiseKey, noise: KeyedNoise) -> None:
+        super().__init__(vocabulary.size, 99, NO_CHOICE)
+        self._vocabulary, self._key, self._noise = vocabulary, key, noise
+
+    def _sample(self, path: tuple[int, ...]) -> Sample:
+        offset = len(self._vocabulary.letters_of(path))
+        return Sample(self._noise.draw(as_ids(*range(self.size)), self.distribution(path), self._key, offset), 0.0)
+
+
+class SeededDrafter(ToyDrafter):
+    """Draws with the target's noise, as the service does."""
+
+    def __init__(self, vocabulary: Vocabulary, key: NoiseKey, noise: KeyedNoise) -> None:
+        super().__init__(vocabulary.letters, NO_CHOICE)
+        self._key, self._noise = key, noise
+
+    def propose(self) -> DraftToken:
+        row = self.distribution(self.text)
+        token = self._noise.draw(row.ids, row.probabilities, self._key, len(self.text))
+        self.text = type(self.text)(self.text + self.letters[token])
+        return DraftToken(token)
+
+
+class Runs:
+    """Sessions over one pair of toys; the noise of a vocabulary is made once."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.pair = pair_of(toy.target, toy.drafter, toy.stops)
+        self.noises = KeyedNoise.of(self.pair.target), KeyedNoise.of(self.pair.drafter)
+
+    def output(self, seed: int, draft_tokens: int) -> tuple[int, ...]:
+        """The output for a seed; without draft tokens there is no drafter."""
+        given = assignment(
+            SEEDED,
+            drafts=draft_tokens > 0,
+            pair=self.pair,
+            chooser=NO_CHOICE,
+            controller=lock_step(draft_tokens or 1),
+            max_tokens=LENGTH,
+        )
+        out = run_session(Session(given), *self.services(seed))
+        return tuple(command.token for command in out if isinstance(command, Emitted))
+
+    def services(self, seed: int) -> tuple[SeededTarget, SeededDrafter]:
+        """Both sides, which draw with the noise of a seed."""
+        key, (target, drafter) = NoiseKey(seed), self.noises
+        return SeededTarget(self.pair.target, key, target), SeededDrafter(self.pair.drafter, key, drafter)
+
+    def play(self, given: Overlapped, seed: int) -> Stage:
+        """An overlapped session of the same toys, played to its end."""
+        stage = given.stage(NO_CHOICE)
+        target, drafter = self.services(seed)
+        stage.replace_toys(target, lambda: copy.copy(drafter))
+        given.schedule.play(stage)
+        return stage
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+def test_the_output_is_a_function_of_the_seed(toy: Toy) -> None:
+    runs = Runs(toy)
+    for seed in range(10):
+        assert len({runs.output(seed, draft_tokens) for draft_tokens in (0, 1, 2, 3)}) == 1
+
+
+@cache
+def outputs(toy: Toy) -> Counter[tuple[int, ...]]:
+    """Those of all seeds."""
+    runs = Runs(toy)
+    return Counter(runs.output(seed, 2) for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("toy", few_or_full(TOYS, lambda toy: toy is NESTED), ids=lambda toy: toy.name)
+def test_over_seeds_the_distribution_is_the_targets(toy: Toy) -> None:
+    wanted = autoregressive_distribution(ToyTarget(len(toy.target), 99), toy.stops, LENGTH)
+    assert outputs(toy).keys() <= wanted.keys()
+    assert p_value(outputs(toy), wanted) > SMALLEST_P
+
+
+def test_noise_of_another_distribution_is_seen() -> None:
+    """The test has teeth: the same outputs judged against the distribution of another target."""
+    other = autoregressive_distribution(ToyTarget(len(NESTED.target), 99, salt="another"), NESTED.stops, LENGTH)
+    assert p_value(outputs(NESTED), other) < SMALLEST_P
+
+
+def p_value(seen: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> float:
+    """Chi-square against a distribution, cells expected below 5 pooled."""
+    cells = [(seen[key], SEEDS * wanted[key]) for key in wanted]
+    large = [cell for cell in cells if cell[1] >= 5]
+    small = [cell for cell in cells if cell[1] < 5]
+    if small:
+        large.append((sum(count for count, _ in small), sum(expected for _, expected in small)))
+    counts, expected = zip(*large, strict=True)
+    return float(chisquare(counts, expected).pvalue)
+
+
+BIASED = 0.01  # total variation
+
+
+@dataclass(frozen=True)
+class Peeking(Schedule):
+    """Holds a draft token back, until patience has ended, because of its letters."""
+
+    held: list[Reply] = field(default_factory=list)
+
+    def possible(self, stage: Stage, act: Act) -> bool:
+        for lane, drafter in stage.drafters.items():
+            if act is Act.DRAFT and (self.held or drafter.owes):
+                reply = self.held.pop() if self.held else drafter.reply()
+                if isinstance(reply, Drafted) and reply.draft_tokens[0].token != 0 and Timer.STALL in stage.timers:
+                    self.held.append(reply)
+                    stage.expire(Timer.STALL)
+                else:
+                    stage.tell(Replied(lane, reply))
+                return True
+        return act is not Act.DRAFT and super().possible(stage, act)
+
+    def play(self, stage: Stage) -> None:
+        self.held.clear()
+        super().play(stage)
+
+
+@pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED, COUPLED_SHARED, RDK], ids=lambda method: method.name)
+def test_a_schedule_that_peeks_is_seen(method: Method) -> None:
+    given = Overlapped(SAME, method, (Choice(1, 0, patience=1.0),), Schedule("TD"), 2)
+    assert error(given) < EXACT
+    assert bias(replace(given, schedule=Peeking("TD"))) > BIASED
+
+
+def test_peeking_does_not_matter_where_the_target_draws() -> None:
+    """The output of `slem` does not depend on the draft, whoever looks at it."""
+    assert error(Overlapped(SAME, SLEM, (Choice(1, 0, patience=1.0),), Peeking("TD"), 2)) < EXACT
+
+
+def over_at_a_judged_need(self: Session, need: NeedRow) -> bool:
+    moved = len(self.output.text) > self.epoch.began
+    return self.epoch.exhausted and not self.drafter.due and moved and self.target.answers.held is None
+
+
+def test_a_drafter_that_opens_and_ends_a_judged_need_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [Overlapped(NESTED, TLI, (Choice(2, 1),), Schedule("T", opens=opens), 2, 1) for opens in range(1, 6)]
+    assert max(map(error, given)) < EXACT
+    monkeypatch.setattr(Session, "interruptible", property(lambda self: not self.epoch.choice.drafts))
+    assert max(map(bias, given)) > BIASED
+
+
+def only_first(match: Callable[..., Branch | None]) -> Callable[..., Branch | None]:
+    """Adopts a branch only if it begins with the first id."""
+
+    def peeking(self: Branches, epoch: Epoch, text: Letters, letters_decide: bool) -> Branch | None:
+        found = match(self, epoch, text, letters_decide)
+        return found if found is not None and found.tokens[0] == 0 else None
+
+    return peeking
+
+
+def follow_the_draft(self: Session) -> list[Command]:
+    """Beyond a refusal emits what the tree has, whatever the target has drawn there."""
+    commands: list[Command] = []
+    while self.state is State.RUNNING and self.target.answers.sample is not None:
+        likely = [token for token in range(2) if self.target.answers.after((token,)) is not None]
+        commands += self._emit(likely[0] if likely else self.target.answers.sample.token, Kind.ACCEPTED)
+    return commands
+
+
+ADOPTED = Overlapped(LETTERS, TLI, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, salt="t7")
+
+
+@pytest.mark.parametrize(
+    ("given", "part", "name", "broken"),
+    [
+        (
+            Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1),
+            Session,
+            "_over",
+            over_at_a_judged_need,
+        ),
+        (Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 4, 1), Session, "_emit_known", follow_the_draft),
+        *(
+            (replace(ADOPTED, method=one), Branches, "match", only_first(Branches.match))
+            for one in (STANDARD, TLI, COUPLED)
+        ),
+    ],
+    ids=lambda value: value.method.name if isinstance(value, Overlapped) else getattr(value, "__name__", str(value)),
+)
+def test_a_session_that_is_broken_is_seen(given, part, name, broken, monkeypatch):
+    """An epoch ends where a judged row is missing; a tree is followed where the target did not go; a branch is adopted
+    for what it hides."""
+    assert error(given) < EXACT
+    monkeypatch.setattr(part, name, broken)
+    assert bias(given) > BIASED

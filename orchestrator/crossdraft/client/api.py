@@ -118,13 +118,12 @@ class Generation(TokenStream):
     ) -> None:
         super().__init__()
         self._assignment = assignment
-        self._services = services
         self._recorded = None if assignment.request.record is None else Watch()
-        self._watches = [one for one in (self._recorded, watch) if one is not None]
-        for one in self._watches:
+        watches = [one for one in (self._recorded, watch) if one is not None]
+        for one in watches:
             assignment = one.judging(assignment)
         self._session = Session(assignment)
-        self._driver: Driver | None = None
+        self._driver = Driver(self._session, services, watches)
         self._shown = ShownText(assignment)
         self._prompt = LetterDecoder()
         self._opening = opening
@@ -143,7 +142,7 @@ class Generation(TokenStream):
     @property
     def addresses(self) -> frozenset[str]:
         """Of the services that it has open sessions with now."""
-        return frozenset() if self._driver is None else self._driver.addresses
+        return self._driver.addresses
 
     @property
     def decisions(self) -> list[Decision]:
@@ -190,7 +189,6 @@ class Generation(TokenStream):
         return self._came(list(map(self._token, emitted)))
 
     def _begin(self) -> asyncio.Task[Finished]:
-        self._driver = Driver(self._session, self._services, self._watches)
         task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
         task.add_done_callback(lambda _: self._queue.put_nowait(None))
         if self._assignment.request.prompt_logprobs is not None:
@@ -236,7 +234,6 @@ class Generation(TokenStream):
         """Set reason and statistics; raises the session's error, if there is one."""
         self.reason = finished.reason
         given, opened = self._assignment, self._assignment.open_target
-        assert self._driver is not None
         options = opened.options
         given_too = [one.name for one in fields(Sampling) if getattr(options, one.name) != one.default]
         names = dict.fromkeys((*MODEL_SETTINGS, *given_too))
@@ -305,9 +302,9 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
-        discovery = Discovery(self._targets, self._drafters, self._patience, self._shown, self._trusted, self._updated)
+        discovery = Discovery(self._patience, self._shown, self._trusted)
         try:
-            await discovery.gather(self._needs_drafter)
+            await discovery.gather(self._targets, self._drafters, self._needs_drafter, self._updated)
         except BaseException:
             await discovery.close()
             raise
@@ -402,7 +399,10 @@ class Pipeline:
         if drafting and models.drafter is None and self._drafters:
             assignment = replace(assignment, no_drafter=f"the drafter is {self._connected.drafter_fault}")
         if request.record is not None:
-            _check_writable(request.record)
+            try:
+                request.record.open("ab").close()
+            except OSError as error:
+                raise RequestError(f"cannot record: {error}; name a file that can be written") from error
         scored = request.prompt_logprobs is not None
         opening = models.tokenization.opening(assignment.open_target.prompt) if scored else 0
         generation = Generation(assignment, services, watch, opening)
@@ -497,14 +497,6 @@ def software() -> str:
         return version("crossdraft")
     except PackageNotFoundError:
         return "not installed"
-
-
-def _check_writable(path: Path) -> None:
-    """Raises RequestError if the file cannot be made."""
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise RequestError(f"cannot record: {error}; name a file that can be written") from error
 
 
 def _write_trace(path: Path, recorded: Watch) -> None:

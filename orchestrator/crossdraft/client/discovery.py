@@ -168,30 +168,17 @@ class Discovery:
     """Clients of all addresses, and the models of those that have answered.
 
     Args:
-        targets: addresses, at least one.
-        drafters: addresses.
         patience: of the clients.
         shown: certificates of the clients; None: plaintext.
         trusted: whether drafters are trusted; the chat template of an untrusted one is never run.
-        updated: as of `Pipeline`.
     """
 
-    def __init__(
-        self,
-        targets: Sequence[str],
-        drafters: Sequence[str],
-        patience: Patience,
-        shown: RenewedCredentials | None = None,
-        trusted: bool = True,
-        updated: bool = False,
-    ) -> None:
+    def __init__(self, patience: Patience, shown: RenewedCredentials | None, trusted: bool) -> None:
         self.services = Services(Roster("target", ServiceClient.reachable), Roster("drafter", ServiceClient.reachable))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
-        self._addresses = targets, drafters
         self._patience = patience
         self._shown = shown
         self._trusted = trusted
-        self._updated = updated
         self._targets: Members = {}
         self._drafters: Members = {}
         self._parted: list[tuple[Roster[Any], str, Probe]] = []  # removed, with sessions that still go on
@@ -200,8 +187,12 @@ class Discovery:
         self._learning = asyncio.Lock()  # one service at a time
         self._following = asyncio.Lock()  # calls of `follow` are carried out in order: the last one counts
 
-    async def gather(self, needs_drafter: bool = False) -> Models:
+    async def gather(
+        self, targets: Collection[str], drafters: Collection[str], needs_drafter: bool, updated: bool
+    ) -> None:
         """Return when a target is known, and every other service was asked once or has had its time.
+
+        `targets` and `drafters` are addresses, the others as of `Pipeline`.
 
         Raises ServiceError: no target is there, or no drafter and one is needed; RequestError: the targets serve models
         that differ, or the drafter that is needed does not fit them.
@@ -209,22 +200,21 @@ class Discovery:
         loop = asyncio.get_running_loop()
         seconds = self._patience.describe_seconds
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
-        await self.follow(*self._addresses)
-        models = await self._first_target()
-        targets, drafters = list(self._targets.values()), list(self._drafters.values())
-        await asyncio.wait([one.tried for one in (*targets, *drafters)], timeout=max(0.0, until - loop.time()))
-        if needs_drafter and (starting := [one.tried for one in drafters if one.lives]):
+        await self.follow(targets, drafters)
+        await self._first_target()
+        ours, theirs = list(self._targets.values()), list(self._drafters.values())
+        await asyncio.wait([one.tried for one in (*ours, *theirs)], timeout=max(0.0, until - loop.time()))
+        if needs_drafter and (starting := [one.tried for one in theirs if one.lives]):
             await asyncio.wait(starting)
-        for one in targets:
-            if one.mismatch is not None and not self._updated:
+        for one in ours:
+            if one.mismatch is not None and not updated:
                 raise RequestError(str(one.mismatch))
         if needs_drafter and not len(self.services.drafters):
-            if unfit := [one.mismatch for one in drafters if one.mismatch is not None]:
+            if unfit := [one.mismatch for one in theirs if one.mismatch is not None]:
                 raise RequestError(str(unfit[0]))
-            raise next((one.error for one in drafters if one.error), TimedOut("no drafter answered"))
-        for one in (*targets, *drafters):
+            raise next((one.error for one in theirs if one.error), TimedOut("no drafter answered"))
+        for one in (*ours, *theirs):
             one.warn()
-        return self.models or models
 
     @property
     def target_there(self) -> bool:
@@ -276,14 +266,13 @@ class Discovery:
         for member in (*self._targets.values(), *self._drafters.values(), *parted):
             await member.close()
 
-    async def _first_target(self) -> Models:
+    async def _first_target(self) -> None:
         waiting = {one.tried for one in self._targets.values()}
         while self.models is None:
             if not waiting:
                 errors = [one.error for one in self._targets.values()]
                 raise _none_of([error for error in errors if error is not None])
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        return self.models
 
     async def _welcome_target(self, client: TargetClient, about: Description) -> None:
         async with self._learning:

@@ -22,7 +22,6 @@ from crossdraft.trace.timeline import Step, Watch
 from crossdraft.types.messages import OpenTarget, PromptScored
 from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 
-ROLES = ("target", "drafter")
 BLAMED = "blamed"  # why a lane was lost: its service sent a wrong reply
 
 
@@ -84,54 +83,6 @@ class LaneWatch:
         )
 
 
-class Stopwatches:
-    """Stop-watches of one session; seconds of the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._began = 0.0
-        self._ended = 0.0
-        self._first_token = 0.0
-        self._verification = 0.0
-        self._events = 0
-        self.latest = 0.0  # seconds that the latest event took
-
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
-    def end(self) -> None:
-        self._ended = time.monotonic()
-
-    def token(self) -> None:
-        self._first_token = self._first_token or time.monotonic()
-
-    def verified(self, seconds: float) -> None:
-        """An event was handled."""
-        self.latest = seconds
-        self._verification += seconds
-        self._events += 1
-
-    def times(self, lanes: Sequence[LaneWatch]) -> Times:
-        now = self._ended or time.monotonic()
-        figures = tuple(lane.figures(now) for lane in lanes)
-        size = {role: sum(one.bytes_sent + one.bytes_received for one in figures if one.role == role) for role in ROLES}
-        known = [lane.session.traffic for lane in lanes if lane.session is not None]
-        sent, received = round(sum(one.bytes_sent for one in known)), round(sum(one.bytes_received for one in known))
-        return Times(
-            seconds=now - self._began,
-            first_token_seconds=max(0.0, self._first_token - self._began),
-            wire_seconds=sum(one.trips.seconds for one in figures),
-            verification_seconds=self._verification,
-            bytes_sent=sent,
-            bytes_received=received,
-            events=self._events,
-            target_bytes=size["target"],
-            drafter_bytes=size["drafter"],
-            idle_seconds=sum(one.idle_seconds for one in figures if one.role == "target"),
-            target_lane_seconds=sum(one.open_seconds for one in figures if one.role == "target"),
-            lanes=figures,
-        )
-
-
 class ServiceLane:
     """A session with a service, and its listener: being opened, open, or over.
 
@@ -154,7 +105,6 @@ class ServiceLane:
         context: contextvars.Context,
     ) -> None:
         self.roster = roster
-        self.address: str | None = None  # once that is decided
         self.blamed = False  # this generation does not use its service again
         self.live = True  # not over yet
         self.watch = LaneWatch(roster.role)
@@ -167,14 +117,14 @@ class ServiceLane:
 
     def _begin(self) -> None:
         try:
-            self.address = self._take(self)
+            address = self._take(self)
         except ServiceError as error:
             self.live = False
             may_come = not len(self.roster) and self.roster.replaced is None
             self._report(events.Lost(self._number, error, elsewhere=may_come))
             return
-        self.watch.found(self.address)
-        self._session = self.roster[self.address].begin(self._request, self)
+        self.watch.found(address)
+        self._session = self.roster[address].begin(self._request, self)
 
     def opened(self) -> None:
         assert self._session is not None
@@ -207,15 +157,14 @@ class ServiceLane:
             self._fail(BLAMED)
 
     def _fail(self, why: str) -> None:
-        if self.address is not None:
+        if self.watch.address:
             self.watch.failed(why)
-            self.roster.failed(self.address, time.monotonic())
+            self.roster.failed(self.watch.address, time.monotonic())
 
     def _end(self) -> None:
-        assert self.address is not None
         self._session, self.live = None, False
         self.watch.closed(time.monotonic())
-        self.roster.give_back(self.address)
+        self.roster.give_back(self.watch.address)
 
 
 TokenSink = Callable[[Sequence[events.Emitted] | PromptScored], None]
@@ -239,19 +188,39 @@ class Driver:
         self._timers: dict[events.Timer, tuple[float, asyncio.Handle]] = {}
         self._due: dict[events.Timer, tuple[float, int]] = {}  # seconds of the loop's clock, and the number
         self._failures: dict[str, ServiceError] = {}  # by role, the latest
-        self._clock = Stopwatches()
+        self._began = self._ended = self._first_token = 0.0  # seconds of the monotonic clock
+        self._verification = self._latest = 0.0  # seconds that all events took, and that the latest one did
+        self._handled = 0  # events
         self._emit: TokenSink
         self._finished: asyncio.Future[events.Finished] | None = None  # None: not begun
-        self._context = contextvars.copy_context()  # sessions are opened in it: log lines name its request
+        self._context: contextvars.Context  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
-        return self._clock.times([lane.watch for lane in self._lanes.values()])
+        now, watches = self._ended or time.monotonic(), [lane.watch for lane in self._lanes.values()]
+        figures = tuple(watch.figures(now) for watch in watches)
+        targets = [one for one in figures if one.role == "target"]
+        traffic = [watch.session.traffic for watch in watches if watch.session is not None]
+        of_targets = sum(one.bytes_sent + one.bytes_received for one in targets)
+        return Times(
+            seconds=now - self._began,
+            first_token_seconds=max(0.0, self._first_token - self._began),
+            wire_seconds=sum(one.trips.seconds for one in figures),
+            verification_seconds=self._verification,
+            bytes_sent=round(sum(one.bytes_sent for one in traffic)),
+            bytes_received=round(sum(one.bytes_received for one in traffic)),
+            events=self._handled,
+            target_bytes=of_targets,
+            drafter_bytes=sum(one.bytes_sent + one.bytes_received for one in figures) - of_targets,
+            idle_seconds=sum(one.idle_seconds for one in targets),
+            target_lane_seconds=sum(one.open_seconds for one in targets),
+            lanes=figures,
+        )
 
     @property
     def addresses(self) -> frozenset[str]:
         """Where it has open sessions now."""
-        opened = (lane for lane in self._lanes.values() if lane.live and lane.watch.session is not None)
-        return frozenset(lane.address for lane in opened if lane.address is not None)
+        lanes = self._lanes.values()
+        return frozenset(lane.watch.address for lane in lanes if lane.live and lane.watch.session is not None)
 
     async def run(self, emit: TokenSink) -> events.Finished:
         """Carry out commands and feed back events until the session is finished.
@@ -262,7 +231,7 @@ class Driver:
         finished: asyncio.Future[events.Finished] = asyncio.get_running_loop().create_future()
         self._emit, self._finished, self._context = emit, finished, contextvars.copy_context()
         try:
-            self._clock.begin()
+            self._began = time.monotonic()
             self._handling = True
             self._carry_out(self._advance(None, time.monotonic()))
             self._handling = False
@@ -272,7 +241,7 @@ class Driver:
             self._advance(events.Cancelled(), time.monotonic())
             raise
         finally:
-            self._clock.end()
+            self._ended = time.monotonic()
             self._release()
 
     def _report(self, event: events.Event) -> None:
@@ -316,14 +285,16 @@ class Driver:
         try:
             commands = self._session.start(now) if event is None else self._session.handle(event, now)
         finally:
-            self._clock.verified(time.perf_counter() - began)
+            self._latest = time.perf_counter() - began
+            self._verification += self._latest
+            self._handled += 1
             if self._watches:
                 self._record(event, now, commands)
         return commands
 
     def _record(self, event: events.Event | None, now: float, commands: list[events.Command]) -> None:
         """Record a step; one that the session refuses or fails at has no commands."""
-        step = Step(now, event, tuple(commands), self._clock.latest, self._session.counts.row_misses)
+        step = Step(now, event, tuple(commands), self._latest, self._session.counts.row_misses)
         for watch in self._watches:
             watch.record(step)
 
@@ -346,7 +317,7 @@ class Driver:
             else:
                 finished = command
         if emitted:
-            self._clock.token()
+            self._first_token = self._first_token or time.monotonic()
             self._emit(emitted)
         if finished is not None and self._finished is not None:
             self._finished.set_result(finished)
@@ -359,8 +330,8 @@ class Driver:
     def _take(self, lane: ServiceLane) -> str:
         """The address where a lane is opened; raises the role's latest ServiceError if none is left."""
         others = [other for other in self._lanes.values() if other is not lane and other.roster is lane.roster]
-        used = {other.address for other in others if other.live and other.address is not None}
-        blamed = {other.address for other in others if other.blamed and other.address is not None}
+        used = {other.watch.address for other in others if other.live}
+        blamed = {other.watch.address for other in others if other.blamed}
         roster = lane.roster
         address = roster.take(used, blamed, time.monotonic())
         if address is None:

@@ -246,11 +246,6 @@ class DrafterSide:
         return self.ready and self.ledger.drafting
 
     @property
-    def told_epoch(self) -> bool:
-        """Whether it was told of the running epoch; a drafter opened since then was not."""
-        return self.ready and self.ledger.wanted > 0
-
-    @property
     def hoped_for(self) -> bool:
         """Whether the first lane is being opened and no attempt has failed yet."""
         return self.lane is not None and not self.ready and not self._failures

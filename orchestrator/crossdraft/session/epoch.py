@@ -98,11 +98,6 @@ class Epoch:
         self.drafted = Letters(self.drafted + "".join(letters))
 
     @property
-    def alone(self) -> bool:
-        """Whether the target draws by itself and there is nothing to compare with."""
-        return self.draws and not self.choice.drafts and not self.draft_tokens
-
-    @property
     def outrun(self) -> bool:
         """Whether the output is past all draft tokens that the drafter was asked for."""
         return self.missed > self.choice.max_draft_tokens

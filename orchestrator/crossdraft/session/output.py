@@ -45,18 +45,13 @@ class Output:
         self.text = Letters(self.text + given.pair.target.letters[token])
         self.ids.append(token)
         kept = None
-        if given.stop and len(self.ids) > _least(given):
+        if given.stop and len(self.ids) > given.open_target.options.min_tokens:
             kept = _cut_by_stop(given, self.text, before)
         if kept is None and token in given.ends:
             kept = len(self.text) if given.request.include_stop_str_in_output else before
         if kept is not None:
             return Ending(Reason.STOP, kept)
         return Ending(Reason.LENGTH, len(self.text)) if len(self.ids) >= self._most else None
-
-
-def _least(given: Assignment) -> int:
-    """Tokens of output before which no stop string counts."""
-    return given.open_target.options.min_tokens
 
 
 def _cut_by_stop(given: Assignment, text: Letters, size: int) -> int | None:
@@ -76,7 +71,8 @@ def fault_of_committed(given: Assignment) -> str:
         return f"prompt and committed have {size} tokens, and the target's context holds {given.context}"
     before = ids[:-1]
     text = vocabulary.letters_of(before)
-    found = _cut_by_stop(given, text, len(vocabulary.letters_of(before[: _least(given)]))) is not None
+    least = len(vocabulary.letters_of(before[: given.open_target.options.min_tokens]))  # where stop strings may end
+    found = _cut_by_stop(given, text, least) is not None
     if found or not given.ends.isdisjoint(before):
         what = "a stop string" if found else "a stop symbol"
         return f"committed goes on after {what}, where the output had ended: leave out what follows"

@@ -49,20 +49,7 @@ from enum import Enum
 from typing import Any
 
 from crossdraft.session.events import Cancelled, Event, Expired, IllegalEventError, Ready, Replied, Reply, Request
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    Drafted,
-    FetchRow,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Score,
-    Scored,
-    ScorePrompt,
-)
+from crossdraft.types import messages
 
 
 class State(Enum):
@@ -105,28 +92,28 @@ TRANSITIONS: dict[LaneState, dict[type[Ready | Request | Reply], tuple[LaneState
         Ready: (_T.IDLE,),
     },
     _T.IDLE: {
-        ScorePrompt: (_T.SCORING,), Pass: (_T.PASSING,), FetchRow: (_T.IDLE,),
-        RowFetched: (_T.IDLE,),
+        messages.ScorePrompt: (_T.SCORING,), messages.Pass: (_T.PASSING,), messages.FetchRow: (_T.IDLE,),
+        messages.RowFetched: (_T.IDLE,),
     },
     _T.SCORING: {
-        PromptScored: (_T.SCORING, _T.IDLE),
+        messages.PromptScored: (_T.SCORING, _T.IDLE),
     },
     _T.PASSING: {
-        FetchRow: (_T.PASSING,), RunTo: (_T.PASSING,),
-        PassDone: (_T.PASSING, _T.IDLE),
+        messages.FetchRow: (_T.PASSING,), messages.RunTo: (_T.PASSING,),
+        messages.PassDone: (_T.PASSING, _T.IDLE),
     },
     _D.OPENING: {
         Ready: (_D.IDLE,),
     },
     _D.IDLE: {
-        Draft: (_D.DRAFTING,),
+        messages.Draft: (_D.DRAFTING,),
     },
     _D.DRAFTING: {
-        Draft: (_D.DRAFTING,), Advance: (_D.DRAFTING, _D.IDLE), Score: (_D.SCORING,),
-        Drafted: (_D.DRAFTING,),
+        messages.Draft: (_D.DRAFTING,), messages.Advance: (_D.DRAFTING, _D.IDLE), messages.Score: (_D.SCORING,),
+        messages.Drafted: (_D.DRAFTING,),
     },
     _D.SCORING: {
-        Drafted: (_D.SCORING,), Scored: (_D.DRAFTING,),
+        messages.Drafted: (_D.SCORING,), messages.Scored: (_D.DRAFTING,),
     },
 }  # fmt: skip
 
@@ -157,15 +144,6 @@ def admits(event: Event, state: State, lane: Any) -> bool:
 
 
 def _unexpected(reply: Reply, opening: bool) -> str:
-    match reply:
-        case _ if opening:
-            return f"{type(reply).__name__} from a lane that is not open"
-        case PassDone():
-            return f"pass {reply.number} with {len(reply.nodes)} answers was not asked for"
-        case RowFetched():
-            return f"row {reply.node} of pass {reply.number} was not asked for"
-        case PromptScored():
-            return f"{len(reply.tokens)} tokens of the prompt from place {reply.first} on were not due"
-        case Drafted():
-            return f"draft tokens of epoch {reply.epoch} from place {reply.first} on were not due"
-    return f"scores of epoch {reply.epoch} were not asked for"
+    named = ", ".join(f"{name} {value}" for name, value in vars(reply).items() if type(value) is int)
+    said = f"{type(reply).__name__} ({named})" if named else type(reply).__name__
+    return f"{said} from a lane that is not open" if opening else f"{said} was not asked for"

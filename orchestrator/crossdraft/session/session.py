@@ -9,26 +9,10 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
+from crossdraft.session import events
 from crossdraft.session.assignment import Assignment
 from crossdraft.session.drafter_side import DrafterSide, of_branch
 from crossdraft.session.epoch import UNJUDGED, Epoch, Verdict
-from crossdraft.session.events import (
-    Cancelled,
-    Command,
-    Emitted,
-    Event,
-    Expired,
-    Finished,
-    IllegalEventError,
-    Lane,
-    Lost,
-    Ready,
-    Reason,
-    Replied,
-    Reply,
-    SetTimer,
-    Timer,
-)
 from crossdraft.session.output import Output
 from crossdraft.session.rules import State, admits
 from crossdraft.session.target_side import TargetLane, TargetSide
@@ -90,7 +74,6 @@ class Session:
         self._given = assignment
         self._now = 0.0  # seconds
         self._began: float | None = None  # seconds: when the first epoch did
-        self._finished: Finished | None = None
         self._error: BaseException | None = None  # why the last target was lost
         self._next: Choice | None = None  # how the next epoch is run, if that is decided before the running one ends
         self._stall = Stall()
@@ -99,23 +82,21 @@ class Session:
         self._undrafted = 0  # tokens that no draft brought: the target's own, and those of other branches of a tree
         self._no_draft = ""  # why there is no draft token yet
 
-    def start(self, now: float) -> list[Command]:
+    def start(self, now: float) -> list[events.Command]:
         """Begin at `now`, in seconds of a clock that never goes back. An output that had ended before ends at once.
 
         Raises IllegalEventError: it has begun already.
         """
         if self.state is not State.NEW:
-            raise IllegalEventError("the session has begun already")
+            raise events.IllegalEventError("the session has begun already")
         self._now = now
-        ended = self.output.ended
-        if ended is not None:
-            self.state = State.DONE
+        if (ended := self.output.ended) is not None:
             return [self._end(ended.reason)]
         self.state = State.OPENING
         self._observe(Started())
         return [*self.target.open(), *self._open_drafter(), *self.target.set_timer()]
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Take one event, which happened at `now`; returns what is to be done, in order.
 
         Raises IllegalEventError: the rules do not allow it; nothing has changed.
@@ -126,14 +107,12 @@ class Session:
         commands = self._take(event)
         if self.state is State.OPENING and self._may_begin():
             self.state = State.RUNNING
-            commands += self._next_epoch() if self.output.left > 0 else [self._end(Reason.LENGTH)]
-        if self.state is State.RUNNING and self._finished is None:
+            commands += self._next_epoch() if self.output.left > 0 else [self._end(events.Reason.LENGTH)]
+        if self.state is State.RUNNING:
             commands += self._go_on()
-        if self._finished is not None:
-            self.state = State.DONE
         return commands
 
-    def _lane_of(self, event: Event) -> TargetLane | DrafterSide | None:
+    def _lane_of(self, event: events.Event) -> TargetLane | DrafterSide | None:
         """Where it happened; None: on no lane, or on one that is over."""
         if (lane := getattr(event, "lane", None)) is None:
             return None
@@ -152,36 +131,37 @@ class Session:
 
     # Events.
 
-    def _take(self, event: Event) -> list[Command]:
-        if isinstance(event, Replied):
+    def _take(self, event: events.Event) -> list[events.Command]:
+        if isinstance(event, events.Replied):
             return self._replied(event.lane, event.reply)
         match event:
-            case Ready(lane):
+            case events.Ready(lane):
                 return self.target.opened(lane) if lane in self.target.lanes else self._drafter_opened()
-            case Lost():
+            case events.Lost():
                 return self._lost(event)
-            case Expired(Timer.STALL, number):
-                self._stall_expired(number)
-            case Expired(Timer.DRAFTER, number):
+            case events.Expired(events.Timer.STALL, self._stall.number) if self._stall.since is not None:
+                self._observe(StallSeen())
+                self._stall = Stall(self._stall.number, over=True)
+                self.counts.add(stalls=1)
+            case events.Expired(events.Timer.DRAFTER, number):
                 overdue, commands = self.drafter.expired(number, self._now)
-                return (
-                    self._give_up_drafter(f"no answer within {self._given.draft_seconds:g} s") if overdue else commands
-                )
-            case Expired(Timer.TARGET, number) if self.target.expired(number):
+                why = f"no answer within {self._given.draft_seconds:g} s"
+                return self._give_up_drafter(why) if overdue else commands
+            case events.Expired(events.Timer.TARGET, number) if self.target.expired(number):
                 error = self._error or TimeoutError(f"no target within {self._given.target_seconds:g} s")
-                return [self._end(Reason.FAILED, error)]
-            case Cancelled():
-                return [self._end(Reason.CANCELLED)]
+                return [self._end(events.Reason.FAILED, error)]
+            case events.Cancelled():
+                return [self._end(events.Reason.CANCELLED)]
         return []
 
-    def _drafter_opened(self) -> list[Command]:
+    def _drafter_opened(self) -> list[events.Command]:
         self.drafter.opened()
         self._observe(DrafterSeen(True))
         if self.state is State.RUNNING and self.interruptible:
             return self._next_epoch()
         return self._end_run_for_draft()
 
-    def _replied(self, lane: Lane, reply: Reply) -> list[Command]:
+    def _replied(self, lane: events.Lane, reply: events.Reply) -> list[events.Command]:
         if isinstance(reply, PassDone):
             self._passed(lane, reply)
         elif isinstance(reply, Drafted):
@@ -196,7 +176,7 @@ class Session:
             return [reply]
         return []
 
-    def _passed(self, lane: Lane, done: PassDone) -> None:
+    def _passed(self, lane: events.Lane, done: PassDone) -> None:
         flight = self.target.returned(lane, done)
         self.counts.add(target_seconds=done.seconds)
         if flight.sent.run > 1:  # its first forward was counted when it was asked for
@@ -204,7 +184,7 @@ class Session:
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
             self._observe(flight.seen(done))
 
-    def _drafted(self, drafted: Drafted) -> list[Command]:
+    def _drafted(self, drafted: Drafted) -> list[events.Command]:
         drafter, first, count = self.drafter, self.drafter.ledger.received, len(drafted.draft_tokens)
         if drafted.first != first:  # a duplicate
             return []
@@ -227,26 +207,25 @@ class Session:
             self.counts.note(undrafted=drafted.reason)
         return self.target.fetch_late(self.epoch, first)
 
-    def _scored(self, scored: Scored) -> list[Command]:
+    def _scored(self, scored: Scored) -> list[events.Command]:
         if fault := self.drafter.scored(scored, self._now):
             return self._give_up_drafter(fault)
         self.counts.add(drafter_seconds=scored.seconds, scores=len(scored.probabilities))
         self.epoch.answer(scored.probabilities)
         return []
 
-    def _lost(self, lost: Lost) -> list[Command]:
+    def _lost(self, lost: events.Lost) -> list[events.Command]:
         if lost.lane not in self.target.lanes:
             opened, reason = self.drafter.ready, str(lost.error)
             commands = self.drafter.lost(reason, again=lost.elsewhere)
             self._without_drafter(reason if opened else self.drafter.fault, opened)
             return commands
-        self.counts.add(targets_lost=1)
-        self._error = lost.error
-        target = self.target
+        target, self._error = self.target, lost.error
+        self.counts.add(targets_lost=target.lanes[lost.lane].ready)  # one that never opened is no loss of one
         replaced = target.lost(lost.lane, self._now) if lost.elsewhere else target.drop(lost.lane)
-        return [self._end(Reason.FAILED, lost.error)] if replaced is None else replaced
+        return [self._end(events.Reason.FAILED, lost.error)] if replaced is None else replaced
 
-    def _give_up_drafter(self, fault: str) -> list[Command]:
+    def _give_up_drafter(self, fault: str) -> list[events.Command]:
         self._without_drafter(fault)
         return self.drafter.give_up(fault)
 
@@ -264,7 +243,7 @@ class Session:
         """Whether an epoch without a drafter may end now: what was drawn already must not be drawn again."""
         return not (self.epoch.choice.drafts or self.epoch.judging or self.target.runs)
 
-    def _next_epoch(self) -> list[Command]:
+    def _next_epoch(self) -> list[events.Command]:
         """End the running epoch: choose how to go on, and tell the drafter what was committed."""
         self._report_end()
         text, drafter = self.output.text, self.drafter
@@ -294,9 +273,7 @@ class Session:
             return NOT_YET if self.drafter.hoped_for else replace(PLAIN, reason=self.drafter.fault)
         if self.output.left <= 1:
             return LAST_TOKEN
-        if chosen is None:
-            chosen = self._given.controller.choose(self._now)
-        return chosen
+        return chosen or self._given.controller.choose(self._now)
 
     @property
     def _reviewable(self) -> bool:
@@ -314,7 +291,7 @@ class Session:
             return epoch.start + epoch.letters_before(epoch.revealed) <= len(self.output.text)
         return isinstance(epoch.waits_for, NeedRow | NeedSample) and not epoch.waits_for.judging
 
-    def _review(self) -> list[Command]:
+    def _review(self) -> list[events.Command]:
         """Go on with the epoch as the controller says, or end it."""
         self._report()
         choice = self._given.controller.review(self._now)
@@ -353,13 +330,13 @@ class Session:
         self.counts.add(branches_tried=1, branches_hit=branch is not None)
         return branch
 
-    def _open_drafter(self) -> list[Command]:
+    def _open_drafter(self) -> list[events.Command]:
         """Open the first one once the controller wants it: what is never drafted costs a drafter nothing."""
         if not self.drafter.unopened or not self._given.controller.wants_drafter(self._now):
             return []
         return self.drafter.open()
 
-    def _end_run_for_draft(self) -> list[Command]:
+    def _end_run_for_draft(self) -> list[events.Command]:
         """A drafter has opened: end a run that is under way if the next epoch is to draft, or to decide soon."""
         runs = self.target.runs
         if not runs or self._next is not None:
@@ -371,7 +348,7 @@ class Session:
         self._next = choice
         return self.target.end_runs()
 
-    def _extend_run(self) -> list[Command]:
+    def _extend_run(self) -> list[events.Command]:
         """When half of a run is drawn, decide what follows it: if more of the same, the target goes on without the
         round trip of another pass."""
         run = next((run for run in self.target.runs if run.drawn >= run.half and not run.ending), None)
@@ -383,7 +360,7 @@ class Session:
             return []
         return [self.target.extend_run(run, choice.run), *self._open_drafter()]
 
-    def _end(self, reason: Reason, error: BaseException | None = None) -> Finished:
+    def _end(self, reason: events.Reason, error: BaseException | None = None) -> events.Finished:
         """Nothing more will be emitted."""
         self._report_end()
         for (proposed, accepted, refused), number in self._rounds.items():
@@ -391,23 +368,23 @@ class Session:
         self._observe(Ended())
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
             self.counts.note(undrafted=self._no_draft)
-        self._finished = Finished(reason, self.counts, error)
-        return self._finished
+        self.state = State.DONE
+        return events.Finished(reason, self.counts, error)
 
     def abandon(self) -> None:
         """Nobody drives it any more: unless it is over, its controller counts it among the outputs no longer."""
-        if self._finished is None:
+        if self.state is not State.DONE:
             self._observe(Ended())
 
     # What is done after every event.
 
-    def _go_on(self) -> list[Command]:
-        commands: list[Command] = []
+    def _go_on(self) -> list[events.Command]:
+        commands: list[events.Command] = []
         before = self.output.text
         if self._given.method.samples and self.epoch.contradicts(before):
             commands += self._next_epoch()  # the output does not depend on the draft: its end need not be revealed
         commands += self._walk()
-        if self._finished is not None:
+        if self.state is not State.RUNNING:
             return commands
         self._report()
         if not self.epoch.choice.drafts:  # else there are no runs
@@ -418,12 +395,12 @@ class Session:
         commands += self._pass()
         return commands + self._advance() if self.epoch.choice.overlap else commands
 
-    def _walk(self) -> list[Command]:
+    def _walk(self) -> list[events.Command]:
         """Go on with what is at hand, until something is missing."""
-        commands: list[Command] = []
+        commands: list[events.Command] = []
         if self.epoch.waits_for is None and not self.drafter.due:
             self._begin_walk()
-        while self._finished is None and self.epoch.waits_for is not None:
+        while self.state is State.RUNNING and self.epoch.waits_for is not None:
             epoch = self.epoch
             if epoch.choice.review_after and self._reviewable:
                 commands += self._review()
@@ -450,9 +427,9 @@ class Session:
                         return commands
                 case Refused():
                     commands += self._emit_known() if self._given.method.samples else []
-                    commands += [] if self._finished else self._next_epoch()
+                    commands += self._next_epoch() if self.state is State.RUNNING else []
                 case NeedPrefix() as need:
-                    if self.drafter.told_epoch:
+                    if self.drafter.ready and self.drafter.ledger.wanted:  # one opened since was told of no epoch
                         return commands + self.drafter.score(need, epoch.start, self._now)
                     commands += self._next_epoch()  # only the drafter knows
                 case NeedRow() as need:
@@ -462,7 +439,7 @@ class Session:
                         commands += self._next_epoch()
         return commands
 
-    def _reveal(self, need: NeedDraftToken) -> tuple[list[Command], bool]:
+    def _reveal(self, need: NeedDraftToken) -> tuple[list[events.Command], bool]:
         """Give the walk the next draft token, or let it go on without one; and whether it has to wait instead."""
         epoch = self.epoch
         if need.path and (epoch.exhausted or not self.target.answers.covers(need.path)):
@@ -473,7 +450,9 @@ class Session:
             epoch.reveal()
             return [], False
         commands = self._advance()  # what max_draft_tokens allows is due, not used up
-        if not self._must_wait:
+        # With no row at the frontier there is nothing to settle with: a pass is needed first.
+        hurried = self._hurried and self.target.answers.held is not None
+        if not self.drafter.due or self._given.method.samples or hurried:
             self._report()
             epoch.settle()
             return commands, False
@@ -496,17 +475,10 @@ class Session:
         undrafted = draws and not epoch.choice.drafts
         epoch.begin(matching.drawn() if undrafted else self._given.method.walk(ground), draws)
 
-    @property
-    def _must_wait(self) -> bool:
-        """Whether the walk, which has seen all draft tokens that are there, has to wait for one; else it settles."""
-        waits = self.drafter.due and not self._given.method.samples
-        # With no row at the frontier there is nothing to settle with: a pass is needed first.
-        return waits and (self.target.answers.held is None or not self._hurried)
-
-    def _emit_known(self) -> list[Command]:
+    def _emit_known(self) -> list[events.Command]:
         """What the target has drawn beyond a refusal, along another branch of the tree: it is output in any case."""
-        commands: list[Command] = []
-        while self._finished is None and (sample := self.target.answers.sample) is not None:
+        commands: list[events.Command] = []
+        while self.state is State.RUNNING and (sample := self.target.answers.sample) is not None:
             guessed = self._guessed(sample.token)
             self._undrafted += guessed
             commands += self._emit(sample.token, Kind.ACCEPTED if guessed else Kind.BONUS)
@@ -546,17 +518,17 @@ class Session:
         """Whether the target has nothing for this epoch, neither at hand nor under way."""
         return self.target.answers.held is None and not self.target.runs
 
-    def _emit(self, token: int, kind: Kind) -> list[Command]:
+    def _emit(self, token: int, kind: Kind) -> list[events.Command]:
         log_probability, likely = self.target.answers.log_probabilities(token)
         offset = len(self.output.text)
         ending = self.output.commit(token)
         self.counts.emit(kind)
         self._undrafted += kind is Kind.BONUS
         letters, kept = self._given.pair.target.letters[token], ending.kept if ending else None
-        emitted = Emitted(token, letters, kind, offset, self.epoch.number, log_probability, kept, likely)
+        emitted = events.Emitted(token, letters, kind, offset, self.epoch.number, log_probability, kept, likely)
         return [emitted] if ending is None else [emitted, self._end(ending.reason)]
 
-    def _pass(self) -> list[Command]:
+    def _pass(self) -> list[events.Command]:
         """Send a pass, if the walk lacks a row and the target need not wait for draft tokens."""
         lane, epoch = self.target.free, self.epoch
         if lane is None:
@@ -572,7 +544,7 @@ class Session:
         self._end_stall()
         return [self.target.send_pass(lane, epoch)]
 
-    def _advance(self) -> list[Command]:
+    def _advance(self) -> list[events.Command]:
         """Ask for draft tokens up to the choice's max_draft_tokens beyond the frontier."""
         choice, epoch = self.epoch.choice, self.epoch
         if not (choice.drafts and choice.overlap and self.drafter.ledger.received):
@@ -583,22 +555,16 @@ class Session:
 
     # A stall: the target stands idle for draft tokens.
 
-    def _wait(self) -> list[Command]:
+    def _wait(self) -> list[events.Command]:
         """The target stands idle from now on, at most for the choice's patience."""
         if self._stall.since is not None:
             return []
         self._stall = Stall(self._stall.number + 1, self._now, self._stall.over)
-        return [SetTimer(Timer.STALL, self._stall.number, self.epoch.choice.patience)]
+        return [events.SetTimer(events.Timer.STALL, self._stall.number, self.epoch.choice.patience)]
 
     def _end_stall(self) -> None:
         if self._stall.since is not None:
             self._stall = Stall(self._stall.number, over=self._stall.over)
-
-    def _stall_expired(self, number: int) -> None:
-        if number == self._stall.number and self._stall.since is not None:
-            self._observe(StallSeen())
-            self._stall = Stall(number, over=True)
-            self.counts.add(stalls=1)
 
     # What the controller is told of drafts.
 

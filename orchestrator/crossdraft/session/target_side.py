@@ -16,18 +16,7 @@ from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Re
 from crossdraft.session.output import Output
 from crossdraft.session.rules import TargetState
 from crossdraft.speculation.choice import PassSeen
-from crossdraft.types import quick_dataclass
-from crossdraft.types.messages import (
-    FetchRow,
-    HiddenStates,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Sample,
-    ScorePrompt,
-)
+from crossdraft.types import messages, quick_dataclass
 from crossdraft.types.rows import Ids, Row
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
@@ -45,7 +34,7 @@ class Flight:
     """A pass that was sent. Of a run, `root` and `paths` are where it is now."""
 
     lane: Lane
-    sent: Pass
+    sent: messages.Pass
     root: int  # tokens of output that were committed when it left, and those that its run has brought
     paths: tuple[Path, ...]  # of what it answers, or answers next, from the root on
     own: Path = ()  # of `paths`, that of the draft's own tokens
@@ -58,39 +47,37 @@ class Flight:
         """Tokens that it has still to bring, if it is a run; else 1."""
         return self.sent.run - self.drawn
 
-    def expects(self, done: PassDone) -> bool:
+    def expects(self, done: messages.PassDone) -> bool:
         """Whether this is its next answer."""
         if done.number != self.sent.number or done.first != self.drawn:
             return False
-        count, kind = len(done.nodes), Sample if self.sent.draws else Row
+        count, kind = len(done.nodes), messages.Sample if self.sent.draws else Row
         if self.sent.run > 1:  # it may end early, and says when it ends
             whole = 1 <= count <= max(1, self.left - done.more)
         else:
             whole = count == len(self.paths) and not done.more
         return whole and all(map(isinstance, done.nodes, repeat(kind)))
 
-    def seen(self, done: PassDone) -> PassSeen:
+    def seen(self, done: messages.PassDone) -> PassSeen:
         """What the controller is told of an answer."""
         fed = done.fed or done.shared + len(self.sent.tree)
         return PassSeen(done.seconds, done.forwards, not self.drawn, done.shared, fed)
 
-    def after(self, done: PassDone) -> "Flight":
+    def after(self, done: messages.PassDone) -> "Flight":
         """The same run after an answer that does not end it."""
-        count = len(done.nodes)
-        root, drawn = self.root + count, self.drawn + count
-        return Flight(self.lane, self.sent, root, self.paths, self.own, drawn, self.ending, self.half)
+        return replace(self, root=self.root + len(done.nodes), drawn=self.drawn + len(done.nodes))
 
-    def answered(self, nodes: Sequence[Row | Sample]) -> Sequence[Path]:
+    def answered(self, nodes: Sequence[Row | messages.Sample]) -> Sequence[Path]:
         """The paths from the root on that an answer is about; of a run, all but its last token lead to the others."""
         if self.sent.run == 1:
             return self.paths
-        return list(accumulate([(node.token,) for node in nodes[:-1] if isinstance(node, Sample)], initial=()))
+        return list(accumulate([(node.token,) for node in nodes[:-1] if isinstance(node, messages.Sample)], initial=()))
 
 
 class Held(NamedTuple):
     """What is known after one path."""
 
-    answer: Row | Sample
+    answer: Row | messages.Sample
     lane: Lane  # whose pass it came from
     number: int  # of that pass
     node: int  # of that pass's tree
@@ -141,7 +128,7 @@ class Answers:
         has not revealed.
         """
         held = self.after(need.path)
-        if held is None or isinstance(held.answer, Sample):
+        if held is None or isinstance(held.answer, messages.Sample):
             return None
         row = held.answer
         if need.whole:
@@ -158,22 +145,22 @@ class Answers:
         return found.answer if found is not None and isinstance(found.answer, Row) else None
 
     @property
-    def sample(self) -> Sample | None:
+    def sample(self) -> messages.Sample | None:
         """The target's own draw at the frontier, if a pass brought one."""
         found = self.held
-        return found.answer if found is not None and isinstance(found.answer, Sample) else None
+        return found.answer if found is not None and isinstance(found.answer, messages.Sample) else None
 
     def log_probabilities(self, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """Of a token at the frontier, in nats, and of the likeliest ids there; None if they did not come with it."""
         found = self.held
         answer = None if found is None else found.answer
-        if isinstance(answer, Sample):
+        if isinstance(answer, messages.Sample):
             return answer.log_probability, answer.likely
         if answer is None or answer.log_probabilities is None:
             return None, ()
         return float(answer.log_probabilities[answer.ids == token][0]), answer.likely
 
-    def add(self, flight: Flight, nodes: Sequence[Row | Sample]) -> None:
+    def add(self, flight: Flight, nodes: Sequence[Row | messages.Sample]) -> None:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
         if flight.root > self._base:
             self._rebase(flight.root)
@@ -193,7 +180,7 @@ class Answers:
         self._held.update(found)
         self._frontier = -1, None
 
-    def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | Sample] | None:
+    def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | messages.Sample] | None:
         """Where a row fetched for this node belongs, and what is held there; None: the output went another way."""
         path = flight.paths[flight.sent.answered.index(node)]
         passed = tuple(self._ids[flight.root : self._base])
@@ -239,7 +226,6 @@ class TargetLane:
         self.number = number
         self.ready = False
         self.answered = False  # it has brought something
-        self.told = 0  # tokens of output that it knows
         self.flight: Flight | None = None  # the pass under way
         self.latest: Flight | None = None  # the pass under way, or the one before
         self.owed: dict[int, Ids | None] = {}  # by node, rows of the latest pass that were asked for
@@ -258,17 +244,21 @@ class TargetLane:
 
     def outdated(self, reply: Reply) -> bool:
         """Whether it is a row of a pass that another has followed."""
-        return isinstance(reply, RowFetched) and self.latest is not None and reply.number < self.latest.sent.number
+        return (
+            isinstance(reply, messages.RowFetched)
+            and self.latest is not None
+            and reply.number < self.latest.sent.number
+        )
 
-    def expects(self, reply: PassDone | RowFetched | PromptScored) -> bool:
+    def expects(self, reply: messages.PassDone | messages.RowFetched | messages.PromptScored) -> bool:
         """Whether it answers what was asked.
 
         Raises IllegalEventError: it is the row that was asked for, and contradicts the head sent before.
         """
         match reply:
-            case PassDone():
+            case messages.PassDone():
                 return self.flight is not None and self.flight.expects(reply)
-            case PromptScored():
+            case messages.PromptScored():
                 ids, last = tuple(one.token for one in reply.tokens), reply.first + len(reply.tokens)
                 due = reply.first == self.scoring and reply.more == (last < len(self._prompt))
                 return due and bool(ids) and ids == self._prompt[reply.first : last]
@@ -289,19 +279,18 @@ class TargetLane:
     def score(self, first: int, likely: int) -> Send:
         """Have the prompt's tokens from a place on scored."""
         self.scoring = first
-        return Send(self.number, ScorePrompt(first, likely))
+        return Send(self.number, messages.ScorePrompt(first, likely))
 
-    def scored(self, reply: PromptScored) -> None:
+    def scored(self, reply: messages.PromptScored) -> None:
         self.scoring, self.answered = reply.first + len(reply.tokens) if reply.more else None, True
 
-    def send(self, flight: Flight, told: int) -> Send:
-        """Send a pass, which tells the output up to so many tokens."""
+    def send(self, flight: Flight) -> Send:
+        """Send a pass, which tells the output up to its root."""
         self.flight = self.latest = flight
-        self.told = told
         self.owed.clear()
         return Send(self.number, flight.sent)
 
-    def returned(self, done: PassDone) -> Flight:
+    def returned(self, done: messages.PassDone) -> Flight:
         """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""
         flight = self.flight
         assert flight is not None
@@ -316,9 +305,9 @@ class TargetLane:
         if node in self.owed:
             return []
         self.owed[node] = listed
-        return [Send(self.number, FetchRow(number, node, listed))]
+        return [Send(self.number, messages.FetchRow(number, node, listed))]
 
-    def fetched(self, reply: RowFetched) -> None:
+    def fetched(self, reply: messages.RowFetched) -> None:
         """A row that was asked for came."""
         assert self.latest is not None
         self._answers.complete(self.latest, reply.node, reply.row)
@@ -329,13 +318,13 @@ class TargetLane:
     def end_run(self, run: Flight) -> Send:
         """End it with the token that is being drawn."""
         self.flight = replace(run, ending=True)
-        return Send(self.number, RunTo(run.sent.number, 0))
+        return Send(self.number, messages.RunTo(run.sent.number, 0))
 
     def extend_run(self, run: Flight, tokens: int) -> Send:
         """Let it go on for so many tokens beyond those asked for."""
         more = run.sent.run + tokens
         self.flight = replace(run, sent=replace(run.sent, run=more), half=more - tokens // 2)
-        return Send(self.number, RunTo(run.sent.number, more))
+        return Send(self.number, messages.RunTo(run.sent.number, more))
 
 
 class TargetSide:
@@ -392,7 +381,7 @@ class TargetSide:
         """Tokens of the prompt whose log-probabilities are missing."""
         return 0 if self._given.request.prompt_logprobs is None else len(self._given.open_target.prompt) - self._scored
 
-    def scored(self, lane: Lane, reply: PromptScored) -> None:
+    def scored(self, lane: Lane, reply: messages.PromptScored) -> None:
         """Some more tokens of the prompt are scored."""
         self._scored += len(reply.tokens)
         self.lanes[lane].scored(reply)
@@ -458,7 +447,7 @@ class TargetSide:
         ids, flights = self._output.ids, self.flights
         return bool(flights) and any((*ids[one.root :], *path) in one.paths for one in flights)
 
-    def returned(self, lane: Lane, done: PassDone) -> Flight:
+    def returned(self, lane: Lane, done: messages.PassDone) -> Flight:
         """A pass, or some tokens of a run, came back and are kept; returns its flight as it was before."""
         known = self.lanes[lane]
         if not known.answered:
@@ -472,10 +461,10 @@ class TargetSide:
             ]
         return flight
 
-    def hidden(self) -> HiddenStates:
+    def hidden(self) -> messages.HiddenStates:
         """What the drafter is told of hidden states: by letters of output, those on its path."""
         if not self._hidden:
-            return HiddenStates()
+            return messages.HiddenStates()
         ids, size = self._output.ids, len(self._output.text)
         found: dict[int, bytes] = {}
         for root, path, state in self._hidden:
@@ -483,7 +472,7 @@ class TargetSide:
             if end <= len(ids) and tuple(ids[root:end]) == path:
                 found[size - len(self._given.pair.target.letters_of(ids[end:]))] = state
         self._hidden.clear()
-        return HiddenStates(tuple(sorted(found)), b"".join(found[place] for place in sorted(found)))
+        return messages.HiddenStates(tuple(sorted(found)), b"".join(found[place] for place in sorted(found)))
 
     def end_runs(self) -> list[Command]:
         """Tell runs under way to end with the token that is being drawn."""
@@ -497,7 +486,7 @@ class TargetSide:
 
     def send_pass(self, lane: TargetLane, epoch: Epoch) -> Send:
         """A pass at the frontier; in an epoch without a draft a run."""
-        if epoch.alone:
+        if epoch.draws and not (epoch.choice.drafts or epoch.draft_tokens):  # there is nothing to compare with
             run = min(epoch.choice.run, self._output.left)
             self._counts.add(passes=1, runs=run > 1)
             return self._send(lane, epoch, NOTHING_GUESSED, None, run)
@@ -521,15 +510,15 @@ class TargetSide:
     def _send(self, lane: TargetLane, epoch: Epoch, plan: Plan, wanted: tuple[int, ...] | None, run: int = 1) -> Send:
         """Send a pass, answered by draws or by rows; or a run of so many tokens."""
         ids = self._output.ids
-        epoch.cover(len(self._output.text) + self._length(plan.tree))
+        epoch.cover(len(self._output.text) + max(plan.tree.ends(self._given.pair.target.letters)))
         listed = () if epoch.draws else plan.listed
         if wanted is not None and listed:
             listed = tuple(listed[node] for node in wanted)
-        number = 1 if lane.latest is None else lane.latest.sent.number + 1
-        sent = Pass(number, tuple(ids[lane.told :]), plan.tree, listed, wanted, epoch.draws, run)
+        number, told = (1, 0) if lane.latest is None else (lane.latest.sent.number + 1, lane.latest.root)
+        sent = messages.Pass(number, tuple(ids[told:]), plan.tree, listed, wanted, epoch.draws, run)
         paths = plan.tree.paths()
         answered = tuple(paths if wanted is None else [paths[node] for node in wanted])
-        return lane.send(Flight(lane.number, sent, len(ids), answered, plan.own, half=run - run // 2), len(ids))
+        return lane.send(Flight(lane.number, sent, len(ids), answered, plan.own, half=run - run // 2))
 
     def fetch_late(self, epoch: Epoch, first: int) -> list[Command]:
         """Draft tokens from place `first` on arrived after passes had left that do not list their ids: fetch them."""
@@ -569,16 +558,6 @@ class TargetSide:
         first = epoch.passed(frontier)
         skip = frontier - epoch.start - epoch.letters_before(first)
         return self._planner.plan(epoch.guessed(first), skip, self._output.room, others, nodes)
-
-    def _length(self, tree: TokenTree) -> int:
-        """Letters of the longest path."""
-        if tree.is_chain:
-            return len(self._given.pair.target.letters_of(tree.tokens))
-        letters = self._given.pair.target.letters
-        ends = [0]
-        for token, parent in zip(tree.tokens, tree.parents, strict=True):
-            ends.append(ends[1 + parent] + len(letters[token]))
-        return max(ends)
 
 
 def _difference(head: Row, other: Row) -> float:

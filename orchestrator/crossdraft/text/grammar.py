@@ -48,6 +48,7 @@ TOKENS = re.compile(r"<[^>\s]*>|\b(?:max_tokens|temperature)\s*=")
 LINES = re.compile(r"\n +\d+ \| ")  # of a grammar, as the library's reasons show them
 FAULTY = re.compile(r" \d+ \| (\w+)[^\n]*\n +\^\n")  # the one that is wrong, with the name of its rule
 SCHEMA_FAULT = "failed to compile JSON schema: "  # in the library's reasons
+IMPOSSIBLE = re.compile("^Unsatisfiable schema: required property '(.*)' is unsatisfiable$")
 DEFINITIONS, NO_SCHEMAS = ("$defs", "definitions"), ("const", "enum", "default", "examples", "required", "x-guidance")
 SEARCH_SECONDS = 0.2  # of processor time in which the fault of a schema is looked for: each try reads all definitions
 STACK = 2**28  # bytes of each that may be used
@@ -266,7 +267,8 @@ def _compiled(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 
 def _place_of(source: str, reason: str) -> str:
     """Where in its schema the fault of a grammar is, which the library does not say: of parts of parts the last one
-    that, with the definitions, has the same fault, and of its keys the one without which it has not."""
+    that, with the definitions, has the same fault, or is the property that a fault names; and the only one of its keys
+    without which it has not."""
     found = re.match(r"at (\d+)\((\d+)\): " + re.escape(SCHEMA_FAULT), reason)
     if found is None:
         return ""
@@ -275,22 +277,34 @@ def _place_of(source: str, reason: str) -> str:
         part: Any = json.JSONDecoder().raw_decode(text[text.index("{", int(found[2]) - 1) :])[0]
     except (ValueError, RecursionError):  # the schema is none, or very deep
         return ""
-    fault, until = LINES.split(reason[found.end() :], 1)[0], thread_time() + SEARCH_SECONDS
+    place, fault, until = "$", reason[found.end() :].partition("\n")[0], thread_time() + SEARCH_SECONDS
     own = {name: part[name] for name in DEFINITIONS if name in part}
 
-    def same(part: Any) -> bool:
+    def fault_of(part: Any) -> str:
         if thread_time() > until:
-            return False
+            return ""
         schema = json.dumps(own | part if isinstance(part, dict) else part)
-        said = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: %json {schema}"))
-        return SCHEMA_FAULT + fault in said
+        said: str = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: %json {schema}"))
+        return said.partition(SCHEMA_FAULT)[2].partition("\n")[0]
 
-    place = "$"
-    while below := next(((step, one) for step, one in _parts_of(part) if same(one)), None):
-        place, part = f"{place}.{below[0]}", below[1]
+    def below() -> Iterator[tuple[str, Any, str]]:
+        impossible = IMPOSSIBLE.search(fault)
+        named = impossible and _step("properties") + _step(impossible[1])
+        for step, one in _parts_of(part):
+            said = fault_of(one)
+            if said and (said == fault or step == named):
+                yield step, one, said
+
+    while deeper := next(below(), None):
+        place, part, fault = place + deeper[0], *deeper[1:]
     keys = part if isinstance(part, dict) else ()
-    key = next((one for one in keys if not same({name: part[name] for name in keys if name != one})), "")
-    return f"{place}.{key}".rstrip(".")
+    at_fault = [one for one in keys if fault_of({name: part[name] for name in keys if name != one}) != fault]
+    return place + (_step(at_fault[0]) if len(at_fault) == 1 else "")
+
+
+def _step(name: object) -> str:
+    """In a path; a name with a dot or the like is quoted."""
+    return f".{name}" if re.fullmatch(r"[\w$-]+", str(name)) else f"[{json.dumps(name, ensure_ascii=False)}]"
 
 
 def _parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -303,27 +317,22 @@ def _parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, dict) and name in (*DEFINITIONS, "properties", "patternProperties"):
             steps = [*value.items()]
         elif isinstance(value, dict):
-            yield name, value
-        yield from ((f"{name}.{step}", schema) for step, schema in steps)
+            yield _step(name), value
+        yield from ((_step(name) + _step(step), schema) for step, schema in steps)
 
 
-class _Trials(local):
-    """The process of a thread in which grammars are compiled for letters alone first."""
-
-    process: "subprocess.Popen[bytes] | None" = None
-
-
-TRIALS = _Trials()
+TRIALS = local()  # `process`: that of a thread in which grammars are compiled for letters alone first
 
 
 @lru_cache(TRIED)
 def _tried(source: str) -> str:
     """Why a grammar cannot be compiled; empty: it can. Nothing else bounds what that takes, nor can it be stopped."""
-    if TRIALS.process is None:
+    process: subprocess.Popen[bytes] | None = getattr(TRIALS, "process", None)
+    if process is None:
         command = [sys.executable, "-c", "from crossdraft.text import grammar; grammar.try_grammars()"]
-        TRIALS.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        atexit.register(TRIALS.process.kill)
-    process, said = TRIALS.process, b""
+        process = TRIALS.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        atexit.register(process.kill)
+    said = b""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):

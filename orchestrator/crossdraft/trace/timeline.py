@@ -21,19 +21,8 @@ from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import Advance, Draft, Drafted, OpenTarget, Pass, PassDone, RunTo, Scored
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.statistics import Kind
-from crossdraft.verification import rejection
+from crossdraft.verification import rejection, walk
 from crossdraft.verification.methods import METHODS
-from crossdraft.verification.walk import (
-    Answer,
-    Emit,
-    Ground,
-    Method,
-    NeedDraftToken,
-    NeedRow,
-    Walk,
-    WalkStep,
-    draft_token_letters,
-)
 
 
 @quick_dataclass(frozen=True, eq=False)
@@ -71,45 +60,46 @@ class Judged:
         return f"{_shown(self.letters)}: {', '.join([*shown, self.verdict])}"
 
 
-def watched(method: Method, judged: list[Judged]) -> Method:
+def watched(method: walk.Method, judged: list[Judged]) -> walk.Method:
     """The method, whose walks add each draft token to a list once it is known what became of it."""
 
-    def walk(ground: Ground) -> Walk:
+    def walked(ground: walk.Ground) -> walk.Walk:
         notes, steps = _Notes(ground, judged, method), method.walk(ground)
-        answer: Answer = None
+        answer: walk.Answer = None
         with suppress(StopIteration):
             while True:
                 step = steps.send(answer)
                 answer = yield step
                 notes.add(step, answer)
 
-    return replace(method, walk=walk)
+    return replace(method, walk=walked)
 
 
 class _Notes:
     """What one walk asked for and decided."""
 
-    def __init__(self, ground: Ground, judged: list[Judged], method: Method) -> None:
+    def __init__(self, ground: walk.Ground, judged: list[Judged], method: walk.Method) -> None:
         self._pair, self._judged, self._whole_draft = ground.pair, judged, method.whole_draft
         # Not by texts; also where it is watched.
         self._by_tokens = METHODS.get(method.name, method).walk is rejection.walk
         self._text, self._due, self._drafted = str(ground.ahead), list[Judged](), 0  # output since the draft began
 
-    def add(self, step: WalkStep, answer: Answer) -> None:
+    def add(self, step: walk.WalkStep, answer: walk.Answer) -> None:
         match step, answer:
-            case NeedDraftToken(path), DraftToken(token, row, whose) as drafted:
+            case walk.NeedDraftToken(path), DraftToken(token, row, whose) as drafted:
                 before = self._due[-1].chance if path and self._due else 1.0
                 own = token if whose is Whose.TARGET else self._pair.target_id(token)
-                letters, q = draft_token_letters(self._pair, drafted), None if row is None else row.probability(token)
+                letters = walk.draft_token_letters(self._pair, drafted)
+                q = None if row is None else row.probability(token)
                 self._due.append(Judged(letters, self._drafted, own, q, before if self._by_tokens else None))
                 self._drafted += len(letters)
                 self._decide("")
-            case NeedRow(path=path), Row() as p if self._due and not self._whole_draft:
+            case walk.NeedRow(path=path), Row() as p if self._due and not self._whole_draft:
                 judged, path_letters = self._due[-1], sum(len(self._pair.target.letters[token]) for token in path)
                 if judged.start == len(self._text) + path_letters:
                     with suppress(KeyError):  # the row need not list it
                         judged.p = 0.0 if judged.token is None else p.probability(judged.token)
-            case Emit(token, kind), _:
+            case walk.Emit(token, kind), _:
                 self._text += self._pair.target.letters[token]
                 wrong = kind is Kind.CORRECTED and self._by_tokens  # though its text may begin so
                 self._decide(_shown(self._pair.target.letters[token]), wrong)

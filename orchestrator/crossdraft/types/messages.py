@@ -46,7 +46,7 @@ class SamplingOptions(Sampling):
     those below. Raises ValueError: an option is out of its range; the message says which, and the range.
     """
 
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit)
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit); a mapping is taken, too
     allowed_token_ids: tuple[int, ...] = ()  # the only ids that may be drawn; none: all
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # of each the last id is not drawn after the others, in the output
     end_ids: tuple[int, ...] = ()  # filled in by the session: all ids that may end an output, if there is a min_tokens
@@ -58,6 +58,8 @@ class SamplingOptions(Sampling):
             raise ValueError(f"grammar must be a Grammar, got {self.grammar!r}")
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
+        if isinstance(self.logit_bias, Mapping):
+            object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
         if not all(self.bad_word_ids):
             raise ValueError("each of bad_word_ids must have at least one id")
         if not all(abs(bias) <= 100 for _, bias in self.logit_bias):

@@ -98,7 +98,7 @@ class Counted:
     accepted_at: tuple[int, ...] = ()  # ... rounds in which it was accepted: all its letters are in the output
     rows_completed: int = 0  # rows extended by further ids because a draft token came after its pass was sent
     drafters_lost: int = 0  # open drafters that failed or were given up
-    targets_lost: int = 0  # targets that failed
+    targets_lost: int = 0  # open targets that failed
     rewinds: int = 0  # epochs begun with a message to the drafter
     branches: int = 0  # prepared continuations received
     branch_tokens: int = 0  # draft tokens in them

@@ -1,6 +1,6 @@
 """Token trees: the tokens that one forward of the target evaluates after the committed ones."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from itertools import count
 from operator import lt
@@ -54,6 +54,13 @@ class TokenTree:
         for token, parent in zip(self.tokens, self.parents, strict=True):
             known.append((*known[1 + parent], token))
         return known
+
+    def ends(self, letters: Sequence[str]) -> list[int]:
+        """How many letters the root's path has (none), then each node's; `letters` are those of each id."""
+        ends = [0]
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            ends.append(ends[1 + parent] + len(letters[token]))
+        return ends
 
 
 def tree_of(paths: Iterable[Path], budget: int) -> TokenTree:

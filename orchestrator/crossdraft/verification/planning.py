@@ -58,7 +58,8 @@ class Planner:
         own = paths[0] if self.method.guesses[0] is Guess.OWN else ()
         others = alternatives if nodes else alternatives[: self.most_paths - len(paths)]
         paths += [encode_beginning(self.encode, other) for other in others]
-        paths += self._siblings(starts, self._own_path(starts)) if nodes and self._judges else []
+        if nodes and not (self.method.samples or self.method.whole_draft):  # each draft token is judged by its row
+            paths += self._siblings(starts, self._own_path(starts))
         budget = max(0, min(nodes or self.budget, room))
         tree = tree_of(paths, budget)
         return Plan(tree, self._listed(tree, starts), own[:budget])
@@ -71,11 +72,6 @@ class Planner:
     def listed(self, tree: TokenTree, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[Ids, ...]:
         """The ids that the walk may need at the root and at each node of a tree at the frontier; see `plan`."""
         return self._listed(tree, self._layout(draft_tokens, skip)[0])
-
-    @property
-    def _judges(self) -> bool:
-        """Whether the walk judges each draft token by its row."""
-        return not (self.method.samples or self.method.whole_draft)
 
     def _siblings(self, starts: dict[int, DraftToken], own: Path) -> list[Path]:
         """The draft's own tokens up to a place, and there another one that the drafter's row gives: what may replace a
@@ -136,9 +132,5 @@ class Planner:
 
     def _supports(self, tree: TokenTree, starts: dict[int, DraftToken]) -> Iterator[Ids]:
         """At the root and at each node the target ids that the row of the draft token beginning there can stand for."""
-        letters = self.pair.target.letters
         supports = {place: target_support(self.pair, draft_token) for place, draft_token in starts.items()}
-        ends = [0]  # letters from the frontier to the root and to each node
-        for token, parent in zip(tree.tokens, tree.parents, strict=True):
-            ends.append(ends[1 + parent] + len(letters[token]))
-        return (supports.get(end, NO_IDS) for end in ends)
+        return (supports.get(end, NO_IDS) for end in tree.ends(self.pair.target.letters))
