@@ -12,15 +12,16 @@ from crossdraft.client import GenerationRequest, Kind, Pipeline, Reason, Token
 from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
 from crossdraft.rpc.generation import Committed
 from crossdraft.rpc.links import Patience
+from crossdraft.serving import backend
 from crossdraft.serving.backend import (
     Addresses,
-    Connection,
     LocalBackend,
     LocalModel,
     LocalOptions,
     NamedDrafter,
     OutputRequest,
     OverloadedError,
+    SharedPipeline,
     UnknownModelError,
 )
 from tests.serving.fakes import figures
@@ -106,20 +107,22 @@ class LatePipeline(Pipeline):
         pass
 
 
-async def test_an_attempt_that_nobody_waits_for_opens_it_once_the_target_is_there() -> None:
+async def test_it_is_opened_in_the_background_once_its_target_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "TRIED_EVERY", 0)
     there = asyncio.Event()
-    connection = Connection(lambda *_: LatePipeline(there), ("127.0.0.1:1",), ())
+    shared = SharedPipeline(lambda *_: LatePipeline(there), ("127.0.0.1:1",), ())
     with pytest.raises(Unreachable):
-        await connection.open()
-    connection.begin()
-    for _ in range(3):
+        await shared.open()
+    shared.begin()
+    for _ in range(9):
         await asyncio.sleep(0)
-    assert connection.pipeline is None
+    assert shared.pipeline is None
     there.set()
-    connection.begin()
-    opened = await connection.open()  # the same attempt
-    assert connection.pipeline is opened
-    await connection.close()
+    async with asyncio.timeout(60):
+        while shared.pipeline is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert await shared.open() is shared.pipeline
+    await shared.close()
 
 
 class SlowPipeline(LatePipeline):
@@ -139,14 +142,14 @@ async def test_addresses_that_change_while_it_is_opened_are_followed() -> None:
         made.set()
         return SlowPipeline(there)
 
-    connection = Connection(make, ("a:1",), ())
-    await connection.follow(("b:1",), ("c:1",))
-    opening = asyncio.create_task(connection.open())
+    shared = SharedPipeline(make, ("a:1",), ())
+    await shared.follow(("b:1",), ("c:1",))
+    opening = asyncio.create_task(shared.open())
     await made.wait()
-    await connection.follow(("d:1",), ())
+    await shared.follow(("d:1",), ())
     there.set()
     pipeline = await opening
-    await connection.follow(("e:1",), ("f:1",))
+    await shared.follow(("e:1",), ("f:1",))
     assert used == [(("b:1",), ("c:1",))]
     assert pipeline.followed == [(("d:1",), ()), (("e:1",), ("f:1",))]
 
@@ -203,9 +206,9 @@ class ChangingPipeline(LatePipeline):
 
 async def made(pipeline: ChangingPipeline, request: OutputRequest) -> list[str]:
     """Which model made each token."""
-    backend = LocalBackend(MODEL, QUICK)
-    backend._connections["a"] = Connection(lambda *_: pipeline, (NOWHERE,), ())
-    async with aclosing(backend.stream(request)) as items:
+    outputs = LocalBackend(MODEL, QUICK)
+    outputs._pipelines["a"] = SharedPipeline(lambda *_: pipeline, (NOWHERE,), ())
+    async with aclosing(outputs.stream(request)) as items:
         return [item.target async for item in items if isinstance(item, Committed)]
 
 

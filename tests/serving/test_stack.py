@@ -27,7 +27,7 @@ from crossdraft.types.request import Chat, Message
 from tests.client.together import ended
 from tests.endtoend.reference import Reference
 from tests.rpc.linked import AT_ONCE
-from tests.serving.http.conftest import MESSAGES, Front, front
+from tests.serving.http.conftest import MESSAGES, Front, fault, front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX = 8  # outputs at once
@@ -156,7 +156,8 @@ async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) 
     """Whole, parsed and streamed; with log-probabilities, which are those of what may be written."""
     chat = stack.front.openai.chat.completions
     asked: Any = {"model": "demo", "messages": MESSAGES, "seed": 5, "max_completion_tokens": 200}
-    asked["extra_body"] = {"speculative": {"drafter": drafter}, "guided_whitespace_pattern": " ?"}
+    spaces = {"whitespace_pattern": " ?"}
+    asked["extra_body"] = {"speculative": {"drafter": drafter}, "structured_outputs": spaces}
     parsed = await chat.parse(**asked, response_format=Point)
     assert parsed.choices[0].finish_reason == "stop"
     assert isinstance(point := parsed.choices[0].message.parsed, Point)
@@ -219,6 +220,11 @@ async def test_the_tokenizer_is_the_targets(stack: Stack) -> None:
     assert ids == stack.direct.models.tokenization.encode_prompt(PROMPT)
     assert (found["max_model_len"], len(found["token_strs"])) == (1024, len(ids))
     assert (await stack.front.post("/detokenize", tokens=ids)).json() == {"prompt": PROMPT}
+    unknown = fault(await stack.front.post("/detokenize", tokens=[10**6]))
+    assert (unknown["param"], unknown["message"].partition(";")[0]) == (
+        "tokens",
+        "there is no token with the id 1000000",
+    )
     chat = (await stack.front.post("/tokenize", messages=MESSAGES)).json()["tokens"]
     text = (await stack.front.post("/detokenize", tokens=chat)).json()["prompt"]
     assert text == "User: Say\n\nAssistant:"
@@ -381,7 +387,7 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
         backend = await exits.enter_async_context(LocalBackend(LocalModel("demo", (target.address,), named)))
         both = await exits.enter_async_context(front(backend))
         for name in ("b", "copies"):
-            await backend._connections[name].open()
+            await backend._pipelines[name].open()
         asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
         texts, used = set(), []
         for chosen in ("b", "copies", "none", *["auto"] * 4, None):

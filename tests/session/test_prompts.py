@@ -96,7 +96,7 @@ def test_a_token_beyond_the_rows_is_refused_in_prompts_chats_and_bad_words() -> 
 
 def test_an_id_that_the_target_has_not() -> None:
     about = described()
-    with pytest.raises(RequestError, match=rf"has the id {about.vocabulary_size}; the target's ids are 0 to"):
+    with pytest.raises(RequestError, match=rf"no token with the id {about.vocabulary_size}; the target's ids are 0 to"):
         prompts((1, about.vocabulary_size), about)
 
 

@@ -90,7 +90,7 @@ TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
         ({"structured_outputs": {"json": SCHEMA}}, Grammar.json(SCHEMA)),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)} | TIGHT}, Grammar.json(SCHEMA, whitespace_flexible=False)),
         (
-            {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": " ?"},
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"whitespace_pattern": " ?"}},
             Grammar.json({"type": "object"}, whitespace_pattern=" ?"),
         ),
         (
@@ -100,10 +100,6 @@ TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
         ({"structured_outputs": {"regex": "a+", "json_object": False}}, Grammar.regex("a+")),
         ({"structured_outputs": {"choice": ["a", "ü"]}}, Grammar.choice(["a", "ü"])),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar.ebnf('root ::= "a"')),
-        ({"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar"}, Grammar.json(SCHEMA)),
-        ({"guided_regex": "a+"}, Grammar.regex("a+")),
-        ({"guided_choice": ["a"]}, Grammar.choice(["a"])),
-        ({"guided_grammar": 'start: "a"'}, Grammar.ebnf('start: "a"')),
     ],
 )
 async def test_structured_outputs_by_openais_and_vllms_names(served, outputs, body, grammar):
@@ -120,7 +116,7 @@ async def test_structured_outputs_by_openais_and_vllms_names(served, outputs, bo
 
 NOTHING: dict[str, Any] = {
     "skip_special_tokens": True, "spaces_between_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0,
-    "early_stopping": False, "priority": 0, "response_format": {"type": "text"}, "guided_regex": None,
+    "early_stopping": False, "priority": 0, "response_format": {"type": "text"}, "best_of": 1, "suffix": "",
     "structured_outputs": None, "include_reasoning": True, "return_tokens_as_token_ids": False, "documents": [],
     "mm_processor_kwargs": {}, "logits_processors": [], "verbosity": "medium",
 }  # fmt: skip

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from crossdraft.client import Kind, Overlap, RequestError, Token
+from crossdraft.client import Kind, Overlap, Reason, RequestError, Token
+from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.limits import Keys
 from crossdraft.types.request import Chat, Message
-from tests.serving.fakes import TOY
+from tests.serving.fakes import TOY, figures
 from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedBackend, Visit, visiting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -229,6 +230,9 @@ async def test_a_model_that_comes_later_is_offered_then(browser: Browser) -> Non
     async with visiting(browser, outputs) as visit:
         await visit.page.get_by_text("No model can be served yet").wait_for()
         outputs.served = (TOY,)
+        await visit.page.get_by_role("option", name="small").wait_for(state="attached")  # nobody has asked for it
+        await expect(visit.page.get_by_role("alert")).to_be_hidden(timeout=WAIT_MS)
+        await visit.page.get_by_role("radio", name="Text", exact=True).check()
         await visit.generate()
         assert len(outputs.requests) == 1
 
@@ -243,6 +247,17 @@ async def test_compare_runs_the_same_without_a_drafter(visit: Visit) -> None:
     assert drafted.generation == plain.generation
     assert await visit.text_of("#speedup") == "1.00 ×"
     assert await tokens_of(visit.page, "#plain-output") == await tokens_of(visit.page)
+    assert (
+        await visit.text_of("#verdict")
+        == "8 tokens a second with a drafter, 8 without: 1.00 ×. The texts are the same."
+    )
+    visit.outputs.end = OutputEnded(Reason.STOP, replace(figures(4), draft_tokens=0, drafted_at=()))
+    await visit.generate()
+    await visit.press("Compare")
+    await visit.page.get_by_text("8 tokens a second with a drafter that drafted nothing, 8 without").wait_for()
+    await visit.page.get_by_label("Drafter", exact=True).select_option("none")
+    await visit.generate()
+    assert await visit.page.get_by_role("button", name="Compare").is_disabled()  # with what it is already
 
 
 async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:

@@ -38,8 +38,8 @@ from crossdraft.serving.http.errors import (
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.serving.http.response_api import ResponsesBody, ResponseWriter
-from crossdraft.serving.http.responses import JSON, ChatFormat, CompletionFormat, Json, ModelCard, ModelList
-from crossdraft.serving.http.streaming import AnyFormat, ClientGoneError, EventStream, Replies, merged, unless_gone
+from crossdraft.serving.http.responses import JSON, ChatFormat, CompletionFormat, Format, Json, ModelCard, ModelList
+from crossdraft.serving.http.streaming import ClientGoneError, EventStream, Writer, merged, unless_gone
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
 from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, Reasoning, ToolFormat, after
@@ -160,17 +160,16 @@ class Outputs:
         """An answer to a chat, as items; nothing is stored."""
         request.scope[FIELD_KEY] = body.field_of
         model, requests = await self._ordered(request, body.chat)
-        return await self._sent(request, body.stream, requests, ResponseWriter(body, model, request.scope[ID_KEY]))
+        return await self._sent(request, body, requests, ResponseWriter(body, model, request.scope[ID_KEY]))
 
-    async def _reply(self, request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
+    async def _reply(self, request: Request, body: GenerationBody, kind: type[Format[Any]]) -> Response:
         request_id = request.scope[ID_KEY]
         request.scope[FIELD_KEY] = body.field_of
         model, requests = await self._ordered(request, body)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
         prompts = [(await self._backend.written(model, one)).ids for one in asked]
         measured = self._options.http.per_request_spec_decode_metrics is not SpeculativeMetrics.none
-        format = kind(body, model, request_id, prompts, measured)
-        return await self._sent(request, body.stream, requests, Replies(format, request_id, self._beside))
+        return await self._sent(request, body, requests, kind(body, model, request_id, self._beside, prompts, measured))
 
     async def _ordered(self, request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
         """The model of a request, and its outputs."""
@@ -204,10 +203,10 @@ class Outputs:
         return None if marks is None else after(marks, (await self._backend.written(model, body.prompts[0])).text)
 
     async def _sent(
-        self, request: Request, stream: bool, requests: Sequence[OutputRequest], writer: Replies | ResponseWriter
+        self, request: Request, body: GenerationBody | ResponsesBody, requests: Sequence[OutputRequest], writer: Writer
     ) -> Response:
         coming = merged([self._backend.stream(one) for one in requests])
-        if not stream:
+        if not body.stream:
             answer = await unless_gone(request.receive, writer.whole(coming))
             return Response(answer, media_type="application/json")
         # An error before the first item has a status of its own.
@@ -319,8 +318,9 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
         return await reply(answer, len(written.text))
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         """The text of tokens."""
+        request.scope[FIELD_KEY] = lambda _: "tokens"
         written = await backend.written(_named(backend, body.model), tuple(body.tokens))
         return await reply({"prompt": written.text}, len(written.text))
 

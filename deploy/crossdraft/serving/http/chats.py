@@ -39,10 +39,10 @@ UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
         "disable_additional_properties", "documents", "early_stopping", "echo", "functions", "kv_transfer_params",
         "logits_processors", "max_tool_calls", "mm_processor_kwargs", "moderation", "prediction",
         "previous_response_id", "priority", "prompt_embeds", "request_id", "return_tokens_as_token_ids",
-        "structural_tag", "top_logprobs", "use_beam_search", "vllm_xargs", "web_search_options",
+        "structural_tag", "suffix", "top_logprobs", "use_beam_search", "vllm_xargs", "web_search_options",
     ), EMPTY,
 ) | {
-    "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
+    "best_of": (1,), "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
     "verbosity": ("medium",),
 }  # fmt: skip

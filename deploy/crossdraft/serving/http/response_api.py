@@ -3,8 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
@@ -25,9 +24,10 @@ from crossdraft.serving.http.chats import (
     ToolChoice,
     ToolType,
 )
-from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of, refusal_of_faults
+from crossdraft.serving.http.errors import RefusedError, refusal_of_faults
 from crossdraft.serving.http.requests import ChatBody, GenerationBody, JsonSchema
 from crossdraft.serving.http.responses import PartialOutput
+from crossdraft.serving.http.streaming import Writer
 from crossdraft.text.answers import AnswerParser, Said, What
 
 NEEDED = {  # of an item, by its type
@@ -46,7 +46,7 @@ ECHOED = (
 # Of what completions and chats have: what is not here, or in another form. Chats have some of the rest for themselves.
 NOT_HERE = ("n", "stream_options", "return_token_ids", "response_format", "prompt_logprobs", "store", "max_tokens")
 SHARED = (
-    *(name for name in GenerationBody.model_fields if name not in NOT_HERE and not name.startswith("guided_")),
+    *(name for name in GenerationBody.model_fields if name not in NOT_HERE),
     *("parallel_tool_calls", "chat_template_kwargs"),
 )
 
@@ -211,11 +211,11 @@ class Response(BaseModel):
     store: Literal[False] = False
 
 
-class ResponseWriter:
-    """Writes the reply to one request, item by item: as events, whose last one has the whole."""
+class ResponseWriter(Writer):
+    """Writes the reply item by item: as events, whose last one has the whole."""
 
     def __init__(self, body: ResponsesBody, model: str, request_id: str) -> None:
-        self._request_id, self._field_of = request_id, body.field_of
+        self.request_id, self.field_of = request_id, body.field_of
         self._output = PartialOutput(answer=AnswerParser(body.chat.form))
         self._number = 0  # of events
         self._thought = 0  # tokens of reasoning
@@ -229,34 +229,16 @@ class ResponseWriter:
         shown |= {"metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False}
         self.response = Response(id=f"resp_{request_id}", created_at=int(time.time()), model=model, **shown)
 
-    async def whole(self, coming: AsyncGenerator[tuple[int, OutputItem], None]) -> bytes:
-        """The reply, as JSON, once everything has come; raises one of errors.FOREIGN."""
-        async with aclosing(coming):
-            async for _, item in coming:
-                _ = [*self._events(item)]
+    async def body(self) -> bytes:
         return self.response.model_dump_json().encode()
 
-    async def stream(
-        self, first: tuple[int, OutputItem], rest: AsyncGenerator[tuple[int, OutputItem], None]
-    ) -> AsyncGenerator[bytes, None]:
-        """All events, each a server-sent one; an error is an event, too."""
-        async with aclosing(rest):
-            try:
-                for name in ("response.created", "response.in_progress"):
-                    yield self._sent(name, response=self.response.model_dump())
-                for event in self._events(first[1]):
-                    yield event
-                async for _, item in rest:
-                    for event in self._events(item):
-                        yield event
-            except FOREIGN as error:
-                yield self.fault(refusal_of(error, self._request_id, self._field_of))
-
     def fault(self, refusal: RefusedError) -> bytes:
-        """The last event of a stream that an error ends."""
         return self._sent("error", code=refusal.code, message=refusal.message, param=refusal.param)
 
-    def _events(self, item: OutputItem) -> Iterator[bytes]:
+    def events(self, index: int, item: OutputItem) -> Iterator[bytes]:
+        if not self._number:
+            for name in ("response.created", "response.in_progress"):
+                yield self._sent(name, response=self.response.model_dump())
         if isinstance(item, TraceSpans):
             return
         self._output.hear(item)
