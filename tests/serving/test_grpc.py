@@ -1,28 +1,61 @@
-"""Outputs over gRPC, made by nothing: what is asked for arrives, what is made comes back, what is left is given up."""
+"""Outputs over gRPC, made by nothing: requests and replies, keys and rates, clients that leave, health, and the end."""
 
+import asyncio
+import gc
+import json
+import random
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError, Token
+from crossdraft.cli.serve import ServerGroup
+from crossdraft.client import GenerationRequest, Kind, Overlap, Reason, RequestError, Token
+from crossdraft.config.api import RateOptions
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import Committed, Generate, GenerationClient, OutputEnded, decode_reply, encode_reply
+from crossdraft.rpc.errors import CannotListen, TooLarge
+from crossdraft.rpc.generation import (
+    Committed,
+    Generate,
+    GenerationClient,
+    OutputEnded,
+    decode_reply,
+    encode_reply,
+    encode_request,
+)
+from crossdraft.rpc.server import Listening
+from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OverloadedError
+from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.grpc_client import Client, RemoteGeneration
-from crossdraft.serving.limits import Keys, scope_of
+from crossdraft.serving.limits import GenerationOptions, Keys, scope_of
+from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.request import Chat, Message, PromptTooLongError
 from crossdraft.types.statistics import LaneFigures, Trips
+from tests.conftest import FULL
 from tests.serving.fakes import ASKED, TOKENS, TOY, FakeBackend, figures, serving
+from tests.serving.ports import free_port
 
+KEY = "alice-0123456789abcdef"
+SERVICE = "crossdraft.v1.Generation"
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING = health_pb2.HealthCheckResponse.SERVING
+REFUSED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+MALFORMED = 1000 if FULL else 100
 Served = tuple[FakeBackend, str]
 
 
 @pytest.fixture
 async def served() -> AsyncGenerator[Served, None]:
     outputs = FakeBackend()
-    async with serving(outputs) as server:
+    listening = Listening(limit=MessageLimit(1), grace_seconds=0)
+    async with GenerationServer(outputs, listening) as server:
         yield outputs, server.address
 
 
@@ -192,3 +225,242 @@ def test_lanes_are_sent_without_where_services_are() -> None:
     arrived = decode_reply(sent)
     statistics = replace(given, lanes=(replace(lane, address=""),), drafter_lost="drafter: gone")
     assert arrived == replace(ended, statistics=statistics)
+
+
+async def status_of(address: str, method: str, metadata: tuple[tuple[str, str], ...]) -> grpc.StatusCode:
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            await channel.unary_unary(f"/crossdraft.v1.Generation/{method}")(b"\x1a\x02Hi", metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_keys() -> None:
+    outputs = FakeBackend()
+    async with serving(outputs, GenerationOptions(Keys.of({"alice": KEY}))) as server:
+        for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", KEY),)):
+            for method in ("Generate", "Models"):
+                assert await status_of(server.address, method, metadata) is grpc.StatusCode.UNAUTHENTICATED
+        assert outputs.requests == []
+        async with GenerationClient(server.address, "wrong") as client:
+            with pytest.raises(errors.KeyRefused, match=r"this API key is not known.*\(check the API key: --api-key"):
+                await client.models()
+        async with Client(server.address, KEY) as client:
+            assert await client.models() == (TOY,)
+            assert [token async for token in client.generate("Hello")] == list(TOKENS)
+
+
+async def test_rates() -> None:
+    options = GenerationOptions(Keys.of({"alice": KEY, "bob": KEY[::-1]}), RateOptions(rate=0.1, burst=2))
+    async with (
+        serving(FakeBackend(), options) as server,
+        GenerationClient(server.address, KEY) as alice,
+        GenerationClient(server.address, KEY[::-1]) as bob,
+    ):
+        assert [reply async for reply in alice.replies(ASKED)]
+        await alice.models()
+        with pytest.raises(errors.Overloaded, match="too many requests of this client") as raised:
+            await alice.models()
+        assert 500 < raised.value.after <= 600
+        assert await bob.models()
+    async with serving(FakeBackend(), GenerationOptions(rates=RateOptions(rate=0.1, burst=1))) as server:
+        for expected in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED):  # another connection each
+            assert await status_of(server.address, "Models", ()) is expected
+
+
+async def test_a_client_that_leaves_gives_everything_back_at_once() -> None:
+    outputs = FakeBackend(waits_after=2)
+    async with serving(outputs) as server:
+        async with GenerationClient(server.address) as client:
+            generation = client.replies(ASKED)
+            assert [type(await anext(generation)) for _ in range(2)] == [Committed] * 2
+            await generation.aclose()
+            await outputs.wait_running(0)
+            other = client.replies(ASKED)
+            assert [type(await anext(other)) for _ in range(2)] == [Committed] * 2
+            await outputs.wait_running(1)
+        await outputs.wait_running(0)  # the connection is closed
+    assert outputs.yielded == 4
+
+
+async def test_a_deadline_ends_both_sides() -> None:
+    outputs = FakeBackend(waits_after=1)
+    async with serving(outputs) as server, GenerationClient(server.address) as client:
+        await client.models()  # it is connected
+        replies: list[object] = []
+
+        async def read() -> None:
+            async for reply in client.replies(ASKED, deadline_seconds=0.5):
+                replies.append(reply)
+
+        with pytest.raises(errors.TimedOut, match="Deadline Exceeded"):
+            await read()
+        assert len(replies) <= 1  # none where the machine has taken all the time
+        await outputs.wait_running(0)
+
+
+async def test_a_server_that_says_nothing_is_given_up() -> None:
+    outputs = FakeBackend(waits_after=0)
+    async with serving(outputs) as server, GenerationClient(server.address, reply_seconds=0.2) as client:
+        with pytest.raises(errors.TimedOut, match=r"no reply within 0\.2 s"):
+            await anext(client.replies(ASKED))
+        await outputs.wait_running(0)
+
+
+async def rest_of(call: "grpc.aio.UnaryStreamCall[bytes, bytes]") -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_client_that_does_not_read_is_bounded_and_then_given_up() -> None:
+    outputs = FakeBackend(tokens=[Token(1, "x", bytes(2**16), Kind.BONUS, None)] * 10_000)
+    options = GenerationOptions(rates=RateOptions(stalled_seconds=0.2))
+    async with serving(outputs, options) as server, grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_stream("/crossdraft.v1.Generation/Generate")(b"\x1a\x02Hi")
+        await call.read()
+        await outputs.wait_running(0)
+        assert outputs.yielded < 1_000  # 64 MiB of 640
+        async with Client(server.address) as client:  # others are served meanwhile
+            assert await client.models() == (TOY,)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"nothing was read for 0\.2 s") as raised:
+            await rest_of(call)
+        assert raised.value.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_200_clients_at_once() -> None:
+    outputs = FakeBackend(waits_after=2)
+    async with serving(outputs) as server:
+
+        async def ask(number: int) -> int:
+            async with GenerationClient(server.address) as client:
+                return len([reply async for reply in client.replies(replace(ASKED, id=f"r-{number}"))])
+
+        asked = [asyncio.create_task(ask(number)) for number in range(200)]
+        await outputs.wait_running(200)
+        outputs.go_on.set()
+        assert await asyncio.gather(*asked) == [len(TOKENS) + 1] * 200
+    assert outputs.running == 0
+    assert len({order.id for order in outputs.requests}) == 200
+
+
+async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
+    outputs = FakeBackend(waits_after=1)
+    server = GenerationServer(outputs, Listening(grace_seconds=60))
+    await server.start()
+    async with GenerationClient(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == SERVING
+        generation = client.replies(ASKED)
+        await anext(generation)
+        ending = asyncio.create_task(server.drain())
+        assert (await watch.read()).status == NOT_SERVING
+        watch.cancel()
+        outputs.go_on.set()
+        assert isinstance([reply async for reply in generation][-1], OutputEnded)
+        await ending
+
+
+async def test_a_server_that_ends_gives_up_what_takes_longer() -> None:
+    outputs = FakeBackend(waits_after=1)
+    server = GenerationServer(outputs, Listening(grace_seconds=0))
+    await server.start()
+    async with GenerationClient(server.address) as client:
+        generation = client.replies(ASKED)
+        await anext(generation)
+        await server.drain()
+        await outputs.wait_running(0)
+
+
+def generated_by_reflection(address: str) -> list[str]:
+    """Asks for an output with nothing but what the server says of itself."""
+    with grpc.insecure_channel(address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert set(database.get_services()) >= {SERVICE, "grpc.health.v1.Health"}
+        pool = DescriptorPool(database)
+        method = pool.FindServiceByName(SERVICE).FindMethodByName("Generate")
+        request, reply = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        call = channel.unary_stream(f"/{SERVICE}/Generate", request.SerializeToString, reply.FromString)
+        replies = list(call(request(text="Hello", model="toy"), timeout=60))
+    assert [one.WhichOneof("reply") for one in replies] == ["token"] * len(TOKENS) + ["ended"]
+    return [one.token.text for one in replies]
+
+
+async def test_reflection_is_enough_for_a_client(served: Served) -> None:
+    texts = await asyncio.to_thread(generated_by_reflection, served[1])
+    assert "".join(texts) == "Heé"
+
+
+async def test_a_big_prompt_is_refused_before_it_is_read(served: Served) -> None:
+    outputs, address = served
+    async with GenerationClient(address) as client:
+        with pytest.raises(TooLarge, match="larger than max"):
+            await anext(client.replies(Generate(GenerationRequest("x" * 2**20))))
+        assert outputs.requests == []
+        assert [reply async for reply in client.replies(ASKED)]
+
+
+def malformed(number: int) -> tuple[str, bytes]:
+    """A method and what is sent to it; the same number gives the same."""
+    chance = random.Random(number)
+    whole = encode_request(
+        Generate(
+            GenerationRequest("Hello", options=SamplingOptions(0.5, logit_bias=((1, 1.0),)), stop=("x",), seed=3),
+            "id",
+            "toy",
+        )
+    ).SerializeToString()
+    match number % 5:
+        case 0:
+            return "Generate", chance.randbytes(chance.randrange(200))
+        case 1:  # cut
+            return "Generate", whole[: chance.randrange(len(whole))] + b"\x1a\xff"
+        case 2:  # a prompt that is not UTF-8, or is none
+            return "Generate", chance.choice([b"\x1a\x02\xff\xfe", b"", b"\x22\x00", b"\x2a\x00"])
+        case 3:  # a value out of its range
+            field = chance.choice([b"\x48\x00", b"\xc8\x01\x00", b"\xa0\x01\x07", b"\x7a\x00", b"\x0a\x01 "])
+            return "Generate", whole + field
+        case _:
+            return chance.choice(["Forget", "generate", "Verify"]), whole
+
+
+async def test_malformed_requests_leave_nothing_behind(served: Served) -> None:
+    outputs, address = served
+    async with grpc.aio.insecure_channel(address) as channel:
+
+        async def ask(method: str, message: bytes) -> grpc.StatusCode:
+            call = channel.unary_stream(f"/{SERVICE}/{method}")(message, timeout=60)
+            try:
+                return grpc.StatusCode.OK if [reply async for reply in call] else grpc.StatusCode.UNKNOWN
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+
+        await ask(*malformed(0))
+        gc.collect()
+        before = len(asyncio.all_tasks())
+        for begin in range(0, MALFORMED, 100):
+            codes = await asyncio.gather(*(ask(*malformed(number)) for number in range(begin, begin + 100)))
+            assert set(codes) <= REFUSED, Counter(codes)
+        gc.collect()
+        async with asyncio.timeout(60):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - the server may be about to end the last ones
+                await asyncio.sleep(0)
+    assert (outputs.running, outputs.requests) == (0, [])
+    async with GenerationClient(address) as client:
+        assert isinstance([reply async for reply in client.replies(ASKED)][-1], OutputEnded)
+
+
+async def test_servers_begin_and_end_together() -> None:
+    first, second = (GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
+    async with ServerGroup(first, {"other": second}) as both:
+        line = json.loads(both.ready_line())
+        assert (line["address"], line["other"]) == (first.address, second.address)
+        taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
+        third = GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0))
+        with pytest.raises(CannotListen):
+            await ServerGroup(GenerationServer(FakeBackend(), taken), {"third": third}).start()
+        free = Listening(port=int(third.address.rpartition(":")[2]), grace_seconds=0)
+        async with GenerationServer(FakeBackend(), free):  # the third one has ended again
+            pass
+    async with GenerationServer(FakeBackend(), taken):
+        pass

@@ -1,4 +1,4 @@
-"""The service crossdraft.v1.Generation in front of a `Backend`, and how its messages become the pipeline's values."""
+"""The service crossdraft.v1.Generation in front of a `Backend`."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
-from crossdraft.client import GenerationRequest, RequestError
+from crossdraft.client import RequestError
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import SERVICE, Committed, Generate, GenerationHandlers, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.server import Endpoint, Listening, Serving
@@ -23,7 +23,6 @@ from crossdraft.serving.backend import (
     own_names,
 )
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
-from crossdraft.session.models import requested_method
 from crossdraft.types.output import ServedModel
 from crossdraft.types.request import PromptTooLongError
 
@@ -159,16 +158,3 @@ class GenerationServer(Serving, GenerationHandlers):
     def ready_line(self) -> str:
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
         return json.dumps(line | self.marks | ({"metrics": self.metrics} if self.metrics else {}))
-
-
-LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session
-
-
-def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
-    """The message for a request. Raises RequestError: it has settings that a server cannot carry out, or a method that
-    no pair of models could do."""
-    requested_method(request)  # here rather than by the server, so that nothing is sent
-    for setting in LOCAL_ONLY:
-        if getattr(request, setting):
-            raise RequestError(f"{setting} is not for a server: leave it out (--{setting}), or generate with --target")
-    return Generate(request, name, model, drafter)

@@ -1,12 +1,17 @@
-"""/v1/completions, as the official client sees it."""
+"""/v1/completions and what both endpoints share, as the official client sees them."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from openai import NotFoundError
 
-from crossdraft.client import Overlap
+from crossdraft.client import Kind, Overlap, Token
+from crossdraft.serving.http.middleware import _named
+from crossdraft.serving.http.responses import shown
+from crossdraft.serving.http.streaming import merged
 from tests.serving.fakes import TOKENS, FakeBackend
 from tests.serving.http.conftest import MESSAGES, Front
 
@@ -30,19 +35,13 @@ async def test_an_empty_prompt_and_one_without_special_tokens_are_asked_for(serv
         assert (asked.prompt, asked.add_special_tokens) == (prompt, special)
 
 
-async def test_a_stream_has_whole_characters_then_its_end(served: Front) -> None:
-    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
-    chunks = [chunk async for chunk in stream]
-    assert [chunk.choices[0].text for chunk in chunks] == ["He", "é", ""]
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
+@pytest.mark.parametrize(("together", "texts"), [(1, ["He", "é"]), (2, ["He", "é"]), (3, ["Heé"]), (4, ["Heé"])])
+async def test_a_stream_has_whole_characters_of_each_pass_then_its_end(served, outputs, together, texts):
+    outputs.together, texts = together, [*texts, ""]
+    chunks = [chunk async for chunk in await served.openai.completions.create(model="toy", prompt="Say", stream=True)]
+    assert [chunk.choices[0].text for chunk in chunks] == texts
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [*[None] * (len(texts) - 1), "stop"]
     assert all(chunk.usage is None for chunk in chunks)
-
-
-@pytest.mark.parametrize(("together", "texts"), [(2, ["He", "é", ""]), (3, ["Heé", ""]), (4, ["Heé", ""])])
-async def test_tokens_of_one_pass_are_one_chunk(served: Front, outputs: FakeBackend, together: int, texts: list[str]):
-    outputs.together = together
-    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
-    assert [chunk.choices[0].text async for chunk in stream] == texts
     chat = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
     assert [chunk.choices[0].delta.content or "" async for chunk in chat] == texts
     done = await served.openai.completions.create(model="toy", prompt="Say")
@@ -133,3 +132,136 @@ async def test_the_models(served: Front) -> None:
     }  # fmt: skip
     with pytest.raises(NotFoundError, match="there is no model 'org/other'; there is toy"):
         await served.openai.models.retrieve("org/other")
+
+
+LIKELY = (
+    Token(5, "He", b"He", Kind.ACCEPTED, -0.5, ((5, b"He", -0.5), (6, b"Hi", -1.0))),
+    Token(9, "", b"\xc3", Kind.CORRECTED, -1.5, ((7, b"\xa9", -0.25), (9, b"\xc3", -1.5))),
+    Token(7, "é", b"\xa9", Kind.BONUS, -0.125, ((7, b"\xa9", -0.125), (0, b"", float("-inf")))),
+    Token(2, "", b"", Kind.BONUS, -1.0, ((2, b"", -1.0), (3, b"", -2.0)), ((2, "</s>"), (3, "<unk>"))),
+)
+
+
+@pytest.fixture(params=[1, 2, 4])
+def likely(outputs: FakeBackend, request: pytest.FixtureRequest) -> None:
+    """So many tokens come together."""
+    outputs.tokens, outputs.together = LIKELY, request.param
+
+
+@pytest.mark.usefixtures("likely")
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_log_probabilities_of_a_completion(served: Front, outputs: FakeBackend, streamed: bool) -> None:
+    create = served.openai.completions.create
+    if streamed:
+        chunks = [chunk async for chunk in await create(model="toy", prompt="Say", logprobs=2, stream=True)]
+        found = [chunk.choices[0].logprobs for chunk in chunks]
+        assert found.pop() is None  # of the end
+    else:
+        found = [(await create(model="toy", prompt="Say", logprobs=2)).choices[0].logprobs]
+    together: dict[str, list[object]] = {}
+    for one in found:
+        for name, values in one.to_dict().items():
+            assert isinstance(values, list)
+            together.setdefault(name, []).extend(values)
+    assert together == {
+        "tokens": ["He", r"bytes:\xc3", r"bytes:\xa9", "</s>"],
+        "token_logprobs": [-0.5, -1.5, -0.125, -1.0],
+        "top_logprobs": [
+            {"He": -0.5, "Hi": -1.0},
+            {r"bytes:\xa9": -0.25, r"bytes:\xc3": -1.5},
+            {r"bytes:\xa9": -0.125, "token_id:0": -9999.0},
+            {"</s>": -1.0, "<unk>": -2.0},
+        ],
+        "text_offset": [0, 2, 2, 3],
+    }
+    assert outputs.requests[0].generation.logprobs == 2
+
+
+@pytest.mark.usefixtures("likely")
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_log_probabilities_of_a_chat(served: Front, outputs: FakeBackend, streamed: bool) -> None:
+    create = served.openai.chat.completions.create
+    if streamed:
+        stream = await create(model="toy", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=True)
+        found = [chunk.choices[0].logprobs async for chunk in stream]
+        assert found.pop() is None
+    else:
+        done = await create(model="toy", messages=MESSAGES, logprobs=True, top_logprobs=2)
+        found = [done.choices[0].logprobs]
+    tokens = [token for one in found if one is not None for token in one.content or ()]
+    assert [(token.token, token.logprob, token.bytes) for token in tokens] == [
+        ("He", -0.5, [72, 101]),
+        (r"bytes:\xc3", -1.5, [0xC3]),
+        (r"bytes:\xa9", -0.125, [0xA9]),
+        ("</s>", -1.0, None),
+    ]
+    likely = tokens[2].top_logprobs
+    assert [(one.token, one.logprob, one.bytes) for one in likely] == [
+        (r"bytes:\xa9", -0.125, [0xA9]),
+        ("token_id:0", -9999.0, None),
+    ]
+    assert outputs.requests[0].generation.logprobs == 2
+
+
+async def test_log_probabilities_without_others(served: Front, outputs: FakeBackend) -> None:
+    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, logprobs=True)
+    await served.openai.completions.create(model="toy", prompt="Say", logprobs=0)
+    await served.openai.completions.create(model="toy", prompt="Say")
+    assert [order.generation.logprobs for order in outputs.requests] == [0, 0, None]
+
+
+@pytest.mark.parametrize("given", [None, "", "../x", "a b", "-a", "a" * 129, "é", "a\n"])
+def test_an_id_that_could_be_no_file_is_replaced(given: str | None) -> None:
+    assert _named(given) not in (given, _named(given))
+    assert _named("a-1.B_2:c") == "a-1.B_2:c"
+
+
+def test_tokens_have_different_texts() -> None:
+    assert [shown(1, b"\xc3\xa9"), shown(2, b"\xc3"), shown(3, b"")] == ["é", r"bytes:\xc3", "token_id:3"]
+
+
+class Source:
+    """A stream that yields what it is given, and says when it was closed."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+        self.closed = False
+
+    async def stream(self) -> AsyncGenerator[str, None]:
+        try:
+            while (item := await self.queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_merged_streams_end_with_the_last_of_them(count: int) -> None:
+    sources = [Source() for _ in range(count)]
+    coming = merged([source.stream() for source in sources])
+    for place in reversed(range(count)):
+        sources[place].queue.put_nowait("a")
+        assert await anext(coming) == (place, "a")
+        sources[place].queue.put_nowait(None)
+    with pytest.raises(StopAsyncIteration):
+        await anext(coming)
+    assert all(source.closed for source in sources)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_error_or_a_close_closes_all(count: int) -> None:
+    for close in (False, True):
+        sources = [Source() for _ in range(count)]
+        coming = merged([source.stream() for source in sources])
+        for source in sources:
+            source.queue.put_nowait("a")
+        assert [await anext(coming) for _ in sources] == [(place, "a") for place in range(count)]
+        if close:
+            await coming.aclose()
+        else:
+            sources[0].queue.put_nowait(OSError("gone"))
+            with pytest.raises(OSError, match="gone"):
+                await anext(coming)
+        assert all(source.closed for source in sources)

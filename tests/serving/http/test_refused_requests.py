@@ -1,15 +1,79 @@
-"""Requests that are refused before anything is made: the client is told what to change."""
+"""Requests that are refused: who may ask, what a body must be, and what goes wrong later, in OpenAI's shape."""
 
 import asyncio
+import inspect
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
+import httpx2 as httpx
 import pytest
+from openai import APIError, APIStatusError, AuthenticationError, BadRequestError, RateLimitError
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
-from crossdraft.config.api import HttpSettings
-from crossdraft.serving.http import HttpOptions
-from tests.serving.fakes import FakeBackend
-from tests.serving.http.conftest import CHAT, COMPLETIONS, Front, fault, front
+from crossdraft.client import Reason, RequestError
+from crossdraft.config.api import HttpSettings, RateOptions
+from crossdraft.rpc import errors
+from crossdraft.rpc.generation import OutputEnded
+from crossdraft.serving import backend
+from crossdraft.serving.backend import OutputItem, OutputRequest, OverloadedError, TraceSpans, UnknownModelError
+from crossdraft.serving.http import HttpOptions, make_app
+from crossdraft.serving.http.errors import MEANINGS, refusal_of
+from crossdraft.serving.limits import Keys
+from crossdraft.trace.timeline import Span, What
+from crossdraft.types.request import PromptTooLongError
+from tests.serving.fakes import FakeBackend, figures
+from tests.serving.http.conftest import CHAT, COMPLETIONS, KEY, Front, fault, front
+
+
+async def test_keys_are_asked_for_where_a_model_is_used(outputs: FakeBackend) -> None:
+    async with front(outputs, HttpOptions(Keys.given(None, [KEY]))) as guarded:
+        assert (await guarded.openai.models.list()).data[0].id == "toy"
+        with pytest.raises(AuthenticationError, match="this API key is not known") as caught:
+            await guarded.openai.with_options(api_key=KEY + "!").models.list()
+        assert caught.value.response.headers["www-authenticate"] == "Bearer"
+        assert caught.value.code == "invalid_api_key"
+        for path in (COMPLETIONS, "/tokenize", "/detokenize"):
+            anonymous = await guarded.http.post(path, headers={"authorization": ""}, json={})
+            assert (anonymous.status_code, fault(anonymous)["type"]) == (401, "authentication_error")
+        assert (await guarded.post("/tokenize", prompt="Say")).status_code == 200
+        for path in ("/health", "/ready", "/openapi.json", "/"):
+            assert (await guarded.http.get(path, headers={"authorization": ""})).status_code == 200
+
+
+async def test_each_key_and_salt_has_a_scope_of_its_own(outputs: FakeBackend) -> None:
+    other = KEY + "!"
+    async with front(outputs, HttpOptions(Keys.of({"me": KEY, "you": other}))) as guarded:
+        for key in (KEY, KEY, other):
+            for salt in ({}, {"cache_salt": "mine"}):
+                client = guarded.openai.with_options(api_key=key)
+                await client.completions.create(model="toy", prompt="Say", extra_body=salt)
+    scopes = [one.generation.cache_salt for one in outputs.requests]
+    assert scopes[:2] == scopes[2:4]
+    assert len({"", "mine", *scopes}) == 6
+
+
+async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: FakeBackend) -> None:
+    app = Starlette(routes=[Mount("/some/where", make_app(outputs, HttpOptions(Keys.of({"me": KEY}))))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        assert (await client.get("/some/where/v1/models")).status_code == 401
+        known = await client.get("/some/where/v1/models", headers={"authorization": f"Bearer {KEY}"})
+        assert (known.status_code, (await client.get("/some/where/health")).status_code) == (200, 200)
+
+
+async def test_a_client_that_asks_too_often_is_told_when(outputs: FakeBackend) -> None:
+    async with front(outputs, HttpOptions(rates=RateOptions(rate=0.1, burst=2))) as limited:
+        for _ in range(2):
+            await limited.openai.models.list()
+        with pytest.raises(RateLimitError) as caught:
+            await limited.openai.models.list()
+        assert caught.value.code == "rate_limit_exceeded"
+        assert 500 <= int(caught.value.response.headers["retry-after"]) <= 600
+        assert (await limited.http.get("/health")).status_code == 200
+
 
 SAY = {"prompt": "a"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -239,3 +303,97 @@ async def test_bodies_with_more_parts_than_a_request_has_are_not_made(direct, va
         "param": None,
         "code": "invalid_value",
     }
+
+
+def test_every_foreign_error_has_a_meaning_of_its_own() -> None:
+    services = {
+        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.ServiceError)
+    }
+    known = {kind for _, kind in inspect.getmembers(backend, inspect.isclass) if issubclass(kind, Exception)}
+    assert (services | known) - {errors.ServiceError, errors.ServiceFault} <= set(MEANINGS)
+    assert set(errors.MEANINGS.values()) <= set(MEANINGS)
+
+
+def test_a_more_special_error_is_looked_up_first() -> None:
+    seen: list[type[Exception]] = []
+    for kind in MEANINGS:
+        assert not any(issubclass(kind, earlier) for earlier in seen), kind
+        seen.append(kind)
+
+
+OF_SERVICES = [kind for kind in MEANINGS if issubclass(kind, errors.ServiceError)]
+
+
+@pytest.mark.parametrize("kind", OF_SERVICES)
+def test_where_services_are_is_for_the_log_and_not_for_clients(kind: type[Exception], caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    refused = refusal_of(kind("target at 10.0.0.1:7001: k must be smaller"), "some")
+    assert "10.0.0.1" not in refused.message
+    assert MEANINGS[kind].text or refused.message == "target: k must be smaller"
+    assert "target at 10.0.0.1:7001: k must be smaller" in caplog.text
+
+
+async def test_a_trace_does_not_say_where_services_are(outputs: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "drafter at 10.0.0.1:7002: gone"
+    outputs.end = OutputEnded(Reason.STOP, replace(figures(4), drafter_lost=why))
+    stream = outputs.stream
+
+    async def traced(request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
+        yield TraceSpans(
+            (Span("drafter", 0.0, 0.0, What.LOST, why, 1), Span("output", 0.0, 0.0, What.ACCEPTED, "a:1", 1))
+        )
+        async with aclosing(stream(request)) as items:
+            async for item in items:
+                yield item
+
+    monkeypatch.setattr(outputs, "stream", traced)
+    async with front(outputs) as served:
+        body = {"prompt": "Say", "stream": True, "speculative": {"trace": True}}
+        reply = await served.post(COMPLETIONS, **body)
+    assert "10.0.0.1" not in reply.text
+    assert reply.text.count("drafter: gone") == 2
+    assert '"a:1"' in reply.text
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (RequestError("method 'tli' needs another drafter"), 400, None),
+        (errors.ContextTooLong("the prompt has 9 tokens"), 400, "context_length_exceeded"),
+        (PromptTooLongError("the prompt has 9 tokens"), 400, "context_length_exceeded"),
+        (OverloadedError("64 outputs are being made", 2.2), 429, "overloaded"),
+        (UnknownModelError("there is no model"), 404, "model_not_found"),
+        (errors.Unreachable("gone"), 503, "service_unavailable"),
+        (errors.TimedOut("late"), 504, "timeout"),
+        (errors.BadMessage("nonsense"), 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_error_before_the_first_token_has_its_status(served, outputs, error, status, code, streamed):
+    outputs.fault = error
+    response = await served.post(COMPLETIONS, prompt="Say", stream=streamed)
+    assert (response.status_code, fault(response)["code"]) == (status, code)
+    assert fault(response)["param"] == ("model" if status == 404 else None)
+    if status == 400:
+        assert fault(response)["message"] == str(error)
+    assert response.headers.get("retry-after") == ("3" if status == 429 else None)
+    await outputs.wait_running(0)
+
+
+async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: FakeBackend) -> None:
+    outputs.fault, outputs.fault_after = errors.TimedOut("late"), 3
+    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["He", "é"]
+    with pytest.raises(APIError, match="no target answered in time"):
+        await anext(stream)
+
+
+async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBackend) -> None:
+    outputs.fault = ZeroDivisionError("a bug")
+    with pytest.raises(APIStatusError) as caught:
+        await served.openai.completions.create(model="toy", prompt="Say")
+    assert (caught.value.status_code, caught.value.response.headers["connection"]) == (500, "close")
+    assert "a bug" not in fault(caught.value.response)["message"]
+    with pytest.raises(BadRequestError):
+        await served.openai.completions.create(model="toy", prompt=[])
+    await outputs.wait_running(0)
