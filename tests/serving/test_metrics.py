@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,10 +48,13 @@ async def drained(measured: MeasuredBackend, order: OutputRequest = REQUEST) -> 
             pass
 
 
-async def exposed(outputs: FakeBackend, *times: float) -> str:
-    """The metrics of one output, whose order, items, end, and what is after it have these times between them."""
+async def exposed(outputs: FakeBackend, *times: float, orders: Sequence[OutputRequest] = (REQUEST,)) -> str:
+    """The metrics of outputs, of which order, items, end, and what is after it have these times between them."""
     metrics = Metrics()
-    await drained(MeasuredBackend(outputs, metrics, ticking(*times)))
+    measured = MeasuredBackend(outputs, metrics, ticking(*times))
+    for order in orders:
+        with suppress(LookupError):
+            await drained(measured, order)
     return metrics.text()[0].decode()
 
 
@@ -91,11 +94,7 @@ async def test_tokens_of_one_pass_have_no_time_between_them() -> None:
 
 
 async def test_statistics_are_added_up() -> None:
-    metrics = Metrics()
-    measured = MeasuredBackend(FakeBackend(reason=Reason.LENGTH), metrics)
-    await drained(measured)
-    await drained(measured)
-    text = metrics.text()[0].decode()
+    text = await exposed(FakeBackend(reason=Reason.LENGTH), orders=[REQUEST] * 2)
     spec = {"num_drafts_total": 4, "num_draft_tokens_total": 8, "num_accepted_tokens_total": 4}
     ended = {"prompt_tokens_total": 6, "target_passes_total": 4, "fallbacks_total": 0}
     check(text, {}, ended | {f"spec_decode_{name}": count for name, count in spec.items()})
@@ -116,12 +115,10 @@ async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptur
         LaneFigures("drafter", "b:2", 3, 4, Trips(), "timed_out"),
         LaneFigures("drafter", "", 0, 0, Trips()),
     )
-    metrics = Metrics()
     ended = OutputEnded(Reason.STOP, replace(figures(1), lanes=lanes, drafter_lost="too slow"))
     with caplog.at_level("INFO", "crossdraft.serving"):
-        await drained(MeasuredBackend(FakeBackend(tokens=(), end=ended), metrics))
+        text = await exposed(FakeBackend(tokens=(), end=ended))
     assert caplog.messages[-1].endswith("; target at c:3 lost: unreachable; drafter lost: too slow")
-    text = metrics.text()[0].decode()
     target = {"role": "target", "peer": "a:1"}
     assert value(text, "wire_bytes_total", target | {"direction": "sent"}) == 10
     assert value(text, "wire_bytes_total", target | {"direction": "received"}) == 20
@@ -194,15 +191,9 @@ async def test_failures_are_counted_by_cause(fault: Exception, cause: str) -> No
 
 
 async def test_clients_cannot_make_labels() -> None:
-    metrics = Metrics()
-    measured = MeasuredBackend(FakeBackend(), metrics)
-    for number in range(20):
-        with suppress(LookupError):
-            await drained(measured, replace(REQUEST, model=f"made-up-{number}"))
-        await drained(measured, replace(REQUEST, drafter=f"made-up-{number}"))
-    await drained(measured, replace(REQUEST, drafter="small"))
-    await drained(measured, replace(REQUEST, drafter=""))
-    text = metrics.text()[0].decode()
+    models = [replace(REQUEST, model=f"made-up-{number}") for number in range(20)]
+    others = [replace(REQUEST, drafter=name) for name in (*(one.model for one in models), "small", "")]
+    text = await exposed(FakeBackend(), orders=[*models, *others])
     seen = {labels["model_name"] for labels, _ in samples(text, "num_requests_waiting")}
     assert seen == {"toy", "unknown"}
     drafters = {labels["drafter"] for labels, _ in samples(text, "request_success_total")}
@@ -210,25 +201,22 @@ async def test_clients_cannot_make_labels() -> None:
 
 
 async def test_an_output_whose_drafter_was_chosen_for_it_is_counted_under_its_name() -> None:
-    metrics, ended = Metrics(), OutputEnded(Reason.STOP, replace(figures(1), drafter="small"))
-    await drained(MeasuredBackend(FakeBackend(end=ended), metrics), replace(REQUEST, drafter="auto"))
-    text = metrics.text()[0].decode()
+    ended = OutputEnded(Reason.STOP, replace(figures(1), drafter="small"))
+    text = await exposed(FakeBackend(end=ended), orders=[replace(REQUEST, drafter="auto")])
     assert {labels["drafter"] for labels, _ in samples(text, "request_success_total")} == {"small"}
     assert {labels["drafter"] for labels, _ in samples(text, "time_to_first_token_seconds_count")} == {"auto"}
 
 
 async def test_a_model_whose_target_is_not_there_yet_has_its_name() -> None:
-    metrics, outputs = Metrics(), FakeBackend(unreached=(replace(TOY, name="late"),))
-    with suppress(LookupError):
-        await drained(MeasuredBackend(outputs, metrics), replace(REQUEST, model="late"))
-    ((labels, count),) = samples(metrics.text()[0].decode(), "request_failures_total")
+    outputs = FakeBackend(unreached=(replace(TOY, name="late"),))
+    text = await exposed(outputs, orders=[replace(REQUEST, model="late")])
+    ((labels, count),) = samples(text, "request_failures_total")
     assert (labels["model_name"], labels["drafter"], count) == ("late", "default", 1)
 
 
 async def test_positions_are_bounded() -> None:
-    metrics, figured = Metrics(), replace(figures(1), accepted_at=(1,) * 1000)
-    await drained(MeasuredBackend(FakeBackend(end=OutputEnded(Reason.STOP, figured)), metrics), REQUEST)
-    counted = samples(metrics.text()[0].decode(), "spec_decode_num_accepted_tokens_per_pos_total")
+    ended = OutputEnded(Reason.STOP, replace(figures(1), accepted_at=(1,) * 1000))
+    counted = samples(await exposed(FakeBackend(end=ended)), "spec_decode_num_accepted_tokens_per_pos_total")
     assert {labels["position"]: count for labels, count in counted} == {str(one): 1 for one in range(32)} | {"32+": 968}
 
 
@@ -244,13 +232,7 @@ USED = ModelStatistics(5, 0.5, {1: 3, 2: 1, 300: 1}, 40, 4, 1, 7, 0.25, 1)
 @pytest.fixture
 async def front() -> str:
     """What a front says after an output."""
-    metrics = Metrics()
-    async with aclosing(
-        MeasuredBackend(FakeBackend(), metrics).stream(OutputRequest("a", "toy", GenerationRequest("a")))
-    ) as stream:
-        async for _ in stream:
-            pass
-    return metrics.text()[0].decode()
+    return await exposed(FakeBackend())
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
-from crossdraft.rpc.security import TlsError, TlsFiles
+from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.models import fault_of_pair, requested_method
 from crossdraft.speculation.drafters import DrafterChoice, Gains
 from crossdraft.text.answers import format_of
@@ -188,7 +188,7 @@ class SharedPipeline:
 
     async def _try(self) -> None:
         while self.pipeline is None:
-            with suppress(ServiceError, TlsError):
+            with suppress(ServiceError, ValueError):  # the latter: TLS files that are wrong for a while
                 await self.open()
             await asyncio.sleep(TRIED_EVERY)
 

@@ -13,8 +13,7 @@ from tests.serving.http.conftest import MESSAGES, Front
 
 
 async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
-    done = await served.openai.chat.completions.create(
-        model="toy",
+    done = await served.chat(
         messages=[
             {"role": "developer", "content": "Be kind."},
             {"role": "user", "content": [{"type": "text", "text": "Say"}, {"type": "text", "text": " it"}]},
@@ -35,18 +34,16 @@ async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
 
 
 async def test_a_message_that_was_answered_can_be_sent_again(served: Front, outputs: FakeBackend) -> None:
-    done = await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
+    done = await served.chat()
     empty = {"role": "assistant", "content": None}
     again = [*MESSAGES, done.choices[0].message.model_dump(), empty, {"role": "user", "content": "More"}]
-    await served.openai.chat.completions.create(model="toy", messages=again)
+    await served.chat(messages=again)
     prompt = outputs.requests[1].generation.prompt
     assert prompt.messages[1:3] == (Message("assistant", "Heé"), Message("assistant", ""))
 
 
 async def test_a_stream_begins_each_choice_with_its_role(served: Front) -> None:
-    stream = await served.openai.chat.completions.create(
-        model="toy", messages=MESSAGES, n=2, stream=True, stream_options={"include_usage": True}
-    )
+    stream = await served.chat(n=2, stream=True, stream_options={"include_usage": True})
     *chunks, last = [chunk async for chunk in stream]
     for index in range(2):
         choices = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
@@ -58,21 +55,21 @@ async def test_a_stream_begins_each_choice_with_its_role(served: Front) -> None:
 
 async def test_an_output_without_text_still_has_a_role_and_an_end(served: Front, outputs: FakeBackend) -> None:
     outputs.tokens = ()
-    stream = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
+    stream = await served.chat(stream=True)
     (only,) = [chunk.choices[0] async for chunk in stream]
     assert (only.delta.role, only.delta.content, only.finish_reason) == ("assistant", "", "stop")
 
 
 async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_is_short(served, outputs):
-    await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
-    await served.openai.completions.create(model="toy", prompt="Say")
+    await served.chat()
+    await served.complete()
     assert [order.generation.max_tokens for order in outputs.requests] == [MAX_TOKENS, 16]
 
 
 async def test_how_the_template_is_used_is_the_clients_to_say(served: Front, outputs: FakeBackend) -> None:
     how = {"add_generation_prompt": False, "continue_final_message": True}
     more = how | {"chat_template_kwargs": {"enable_thinking": False}}
-    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, extra_body=more)
+    await served.chat(extra_body=more)
     due = Chat((Message("user", "Say"),), False, True, '{"enable_thinking": false}')
     assert outputs.requests[0].generation.prompt == due
 
@@ -103,8 +100,8 @@ TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
     ],
 )
 async def test_structured_outputs_by_openais_and_vllms_names(served, outputs, body, grammar):
-    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, extra_body=body)
-    await served.openai.completions.create(model="toy", prompt="Say", extra_body=body)
+    await served.chat(extra_body=body)
+    await served.complete(extra_body=body)
     for order in outputs.requests:
         found = order.generation.options.grammar
         assert found.kind is grammar.kind
@@ -136,11 +133,11 @@ ALWAYS: dict[str, Any] = {
     ],
 )
 async def test_fields_that_ask_for_nothing_are_taken(served: Front, outputs: FakeBackend, more: dict[str, Any]) -> None:
-    await served.openai.chat.completions.create(model="toy", messages=MESSAGES)
-    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, extra_body=NOTHING | ALWAYS | more)
+    await served.chat()
+    await served.chat(extra_body=NOTHING | ALWAYS | more)
     plain, other = (one.generation for one in outputs.requests)
     assert plain == other
-    await served.openai.completions.create(model="toy", prompt="Say", extra_body=NOTHING | ALWAYS)
+    await served.complete(extra_body=NOTHING | ALWAYS)
     assert outputs.requests[-1].generation.prompt == "Say"
 
 
@@ -151,6 +148,6 @@ async def test_what_else_messages_and_parts_have_is_not_for_the_model(served: Fr
     }  # fmt: skip
     part = {"type": "text", "text": "Say", "cache_control": {"type": "ephemeral"}, "annotations": [{"a": 1}]}
     messages: Any = [{"role": "user", "content": [part], "timestamp": 1.5}, answer]
-    await served.openai.chat.completions.create(model="toy", messages=messages)
+    await served.chat(messages=messages)
     (order,) = outputs.requests
     assert order.generation.prompt == Chat((Message("user", "Say"), Message("assistant", "No.")))

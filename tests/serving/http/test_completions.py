@@ -17,7 +17,7 @@ from tests.serving.http.conftest import MESSAGES, Front
 
 
 async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
-    done = await served.openai.completions.create(model="toy", prompt="Say", max_tokens=9, temperature=0)
+    done = await served.complete(max_tokens=9, temperature=0)
     (choice,) = done.choices
     assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == ("Heé", "stop", 0, None)
     assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (3, 4, 7)
@@ -28,9 +28,7 @@ async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
 
 async def test_an_empty_prompt_and_one_without_special_tokens_are_asked_for(served: Front, outputs: FakeBackend):
     for prompt, special in (("", True), ("", False), ("Say", False)):
-        await served.openai.completions.create(
-            model="toy", prompt=prompt, extra_body={"add_special_tokens": special, "return_token_ids": True}
-        )
+        await served.complete(prompt=prompt, extra_body={"add_special_tokens": special, "return_token_ids": True})
         asked = outputs.requests[-1].generation
         assert (asked.prompt, asked.add_special_tokens) == (prompt, special)
 
@@ -38,20 +36,18 @@ async def test_an_empty_prompt_and_one_without_special_tokens_are_asked_for(serv
 @pytest.mark.parametrize(("together", "texts"), [(1, ["He", "é"]), (2, ["He", "é"]), (3, ["Heé"]), (4, ["Heé"])])
 async def test_a_stream_has_whole_characters_of_each_pass_then_its_end(served, outputs, together, texts):
     outputs.together, texts = together, [*texts, ""]
-    chunks = [chunk async for chunk in await served.openai.completions.create(model="toy", prompt="Say", stream=True)]
+    chunks = [chunk async for chunk in await served.complete(stream=True)]
     assert [chunk.choices[0].text for chunk in chunks] == texts
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [*[None] * (len(texts) - 1), "stop"]
     assert all(chunk.usage is None for chunk in chunks)
-    chat = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, stream=True)
+    chat = await served.chat(stream=True)
     assert [chunk.choices[0].delta.content or "" async for chunk in chat] == texts
-    done = await served.openai.completions.create(model="toy", prompt="Say")
+    done = await served.complete()
     assert (done.choices[0].text, done.usage.completion_tokens) == ("Heé", 4)
 
 
 async def test_usage_is_the_last_chunk_of_a_stream_that_asks_for_it(served: Front) -> None:
-    stream = await served.openai.completions.create(
-        model="toy", prompt=["a", "b"], n=2, stream=True, stream_options={"include_usage": True}
-    )
+    stream = await served.complete(prompt=["a", "b"], n=2, stream=True, stream_options={"include_usage": True})
     *chunks, last = [chunk async for chunk in stream]
     assert last.choices == []
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (6, 16)  # two prompts, four outputs
@@ -59,9 +55,7 @@ async def test_usage_is_the_last_chunk_of_a_stream_that_asks_for_it(served: Fron
 
 
 async def test_each_prompt_and_choice_is_one_order(served: Front, outputs: FakeBackend) -> None:
-    done = await served.openai.completions.create(
-        model="toy", prompt=[[1, 2], [3]], n=2, seed=-1, extra_headers={"x-request-id": "mine"}
-    )
+    done = await served.complete(prompt=[[1, 2], [3]], n=2, seed=-1, extra_headers={"x-request-id": "mine"})
     assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
     requests = [order.generation for order in outputs.requests]
     asked = [(request.prompt, request.choice) for request in requests]
@@ -101,7 +95,7 @@ async def test_no_drafter_the_only_model_and_short_names_of_options(served: Fron
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_echo_begins_each_choice_with_its_prompt(served: Front, streamed: bool) -> None:
-    made = await served.openai.completions.create(model="toy", prompt=["one", "two"], echo=True, stream=streamed)
+    made = await served.complete(prompt=["one", "two"], echo=True, stream=streamed)
     texts = ["", ""]
     for done in [chunk async for chunk in made] if streamed else [made]:
         for choice in done.choices:
@@ -110,9 +104,7 @@ async def test_echo_begins_each_choice_with_its_prompt(served: Front, streamed: 
 
 
 async def test_a_trace_says_how_each_token_was_made_and_what_all_cost(served: Front) -> None:
-    stream = await served.openai.completions.create(
-        model="toy", prompt="Say", stream=True, extra_body={"speculative": {"trace": True}}
-    )
+    stream = await served.complete(stream=True, extra_body={"speculative": {"trace": True}})
     *tokens, end = [chunk.model_dump()["crossdraft"] async for chunk in stream]
     assert [(token["kind"], bytes(token["bytes"])) for token in tokens] == [(one.kind.value, one.raw) for one in TOKENS]
     times = [token["milliseconds"] for token in tokens]
@@ -204,9 +196,9 @@ async def test_log_probabilities_of_a_chat(served: Front, outputs: FakeBackend, 
 
 
 async def test_log_probabilities_without_others(served: Front, outputs: FakeBackend) -> None:
-    await served.openai.chat.completions.create(model="toy", messages=MESSAGES, logprobs=True)
-    await served.openai.completions.create(model="toy", prompt="Say", logprobs=0)
-    await served.openai.completions.create(model="toy", prompt="Say")
+    await served.chat(logprobs=True)
+    await served.complete(logprobs=0)
+    await served.complete()
     assert [order.generation.logprobs for order in outputs.requests] == [0, 0, None]
 
 

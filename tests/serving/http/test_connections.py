@@ -224,7 +224,7 @@ def outputs() -> FakeBackend:
 
 
 async def test_leaving_a_stream_ends_the_output(served: Front, outputs: FakeBackend) -> None:
-    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    stream = await served.complete(stream=True)
     assert (await anext(stream)).choices[0].text == "He"
     await outputs.wait_running(1)
     await stream.close()
@@ -255,7 +255,7 @@ async def test_a_client_that_does_not_read_is_given_up(outputs: FakeBackend) -> 
 
 async def test_draining_lets_a_stream_end_takes_no_other_and_says_that_it_waits(outputs, caplog):
     async with front(outputs, grace_seconds=30) as served:
-        stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+        stream = await served.complete(stream=True)
         first = await anext(stream)
         draining = asyncio.create_task(served.server.drain())
         await refused(served.server.address)
@@ -269,7 +269,7 @@ async def test_draining_lets_a_stream_end_takes_no_other_and_says_that_it_waits(
 
 async def test_the_grace_period_ends_what_goes_on_and_says_so_once(outputs, caplog):
     async with front(outputs, grace_seconds=0) as served:
-        streams = [await served.openai.completions.create(model="toy", prompt="Say", stream=True) for _ in range(2)]
+        streams = [await served.complete(stream=True) for _ in range(2)]
         for stream in streams:
             await anext(stream)
         waiting = asyncio.create_task(served.post("/v1/completions", prompt="Say"))

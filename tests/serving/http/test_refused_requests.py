@@ -382,7 +382,7 @@ async def test_an_error_before_the_first_token_has_its_status(served, outputs, e
 
 async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: FakeBackend) -> None:
     outputs.fault, outputs.fault_after = errors.TimedOut("late"), 3
-    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    stream = await served.complete(stream=True)
     assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["He", "é"]
     with pytest.raises(APIError, match="no target answered in time"):
         await anext(stream)
@@ -391,9 +391,9 @@ async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: Fa
 async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBackend) -> None:
     outputs.fault = ZeroDivisionError("a bug")
     with pytest.raises(APIStatusError) as caught:
-        await served.openai.completions.create(model="toy", prompt="Say")
+        await served.complete()
     assert (caught.value.status_code, caught.value.response.headers["connection"]) == (500, "close")
     assert "a bug" not in fault(caught.value.response)["message"]
     with pytest.raises(BadRequestError):
-        await served.openai.completions.create(model="toy", prompt=[])
+        await served.complete(prompt=[])
     await outputs.wait_running(0)

@@ -56,7 +56,7 @@ async def test_the_load_is_the_number_of_requests_under_way(served: Front, outpu
 
     outputs.waits_after = 1
     assert await load() == 0
-    stream = await served.openai.completions.create(model="toy", prompt="Say", stream=True)
+    stream = await served.complete(stream=True)
     await anext(stream)
     assert await load() == 1
     outputs.go_on.set()
@@ -90,11 +90,11 @@ async def test_what_cannot_be_tokenized(direct: httpx.AsyncClient, body: dict[st
 
 async def test_ids_of_prompt_and_output(served: Front) -> None:
     body = {"extra_body": {"return_token_ids": True}}
-    done = await served.openai.completions.create(model="toy", prompt=["Say", "So"], **body)
+    done = await served.complete(prompt=["Say", "So"], **body)
     for choice, text in zip(done.choices, (b"Say", b"So"), strict=True):
         extra = choice.model_extra or {}
         assert (extra["prompt_token_ids"], extra["token_ids"]) == ([1, *text], IDS)
-    answer = await served.openai.chat.completions.create(model="toy", messages=MESSAGES, **body)
+    answer = await served.chat(**body)
     assert (answer.model_extra or {})["prompt_token_ids"] == PROMPT
     assert (answer.choices[0].model_extra or {})["token_ids"] == IDS
 
