@@ -1,11 +1,11 @@
 """The backend of this process: what is served, from where, how many at once, what opens late, and readiness."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Self
+from unittest.mock import AsyncMock, Mock, call
 
 import grpc
 import pytest
@@ -19,7 +19,6 @@ from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving import backend
 from crossdraft.serving.backend import (
-    Addresses,
     LocalBackend,
     LocalModel,
     LocalOptions,
@@ -97,124 +96,60 @@ def test_what_cannot_be_served(make: object, complaint: str) -> None:
         make()
 
 
-class LatePipeline(Pipeline):
-    """Its services are there once `there` is set."""
-
-    def __init__(self, there: asyncio.Event) -> None:
-        super().__init__("127.0.0.1:1")
-        self.there = there
-        self.followed: list[tuple[object, object]] = []
-
-    async def follow(self, target: object, drafter: object = None) -> None:
-        self.followed.append((target, drafter))
-
-    async def __aenter__(self) -> Self:
-        if not self.there.is_set():
-            raise Unreachable("no target")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-
 async def test_it_is_opened_in_the_background_once_its_target_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "TRIED_EVERY", 0)
-    there = asyncio.Event()
-    shared = SharedPipeline(lambda *_: LatePipeline(there), ("127.0.0.1:1",), ())
+    pipeline = AsyncMock(Pipeline)
+    pipeline.__aenter__.side_effect = [*[Unreachable("no target")] * 3, pipeline]
+    shared = SharedPipeline(lambda *_: pipeline, ("127.0.0.1:1",), ())
     with pytest.raises(Unreachable):
         await shared.open()
     shared.begin()
-    for _ in range(9):
-        await asyncio.sleep(0)
-    assert shared.pipeline is None
-    there.set()
     async with asyncio.timeout(60):
         while shared.pipeline is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
-    assert await shared.open() is shared.pipeline
+    assert await shared.open() is pipeline
     await shared.close()
-
-
-class SlowPipeline(LatePipeline):
-    """It takes until `there` is set to open."""
-
-    async def __aenter__(self) -> Self:
-        await self.there.wait()
-        return self
+    pipeline.__aexit__.assert_awaited_once()
 
 
 async def test_addresses_that_change_while_it_is_opened_are_followed() -> None:
-    there, made = asyncio.Event(), asyncio.Event()
-    used: list[tuple[Addresses, Addresses]] = []
+    pipeline = AsyncMock(Pipeline)
 
-    def make(targets: Addresses, drafters: Addresses) -> SlowPipeline:
-        used.append((targets, drafters))
-        made.set()
-        return SlowPipeline(there)
+    async def changed() -> Pipeline:
+        await shared.follow(("d:1",), ())
+        return pipeline
 
+    pipeline.__aenter__.side_effect = changed
+    make = Mock(return_value=pipeline)
     shared = SharedPipeline(make, ("a:1",), ())
     await shared.follow(("b:1",), ("c:1",))
-    opening = asyncio.create_task(shared.open())
-    await made.wait()
-    await shared.follow(("d:1",), ())
-    there.set()
-    pipeline = await opening
+    await shared.open()
     await shared.follow(("e:1",), ("f:1",))
-    assert used == [(("b:1",), ("c:1",))]
-    assert pipeline.followed == [(("d:1",), ()), (("e:1",), ("f:1",))]
+    make.assert_called_once_with(("b:1",), ("c:1",))
+    assert pipeline.follow.await_args_list == [call(("d:1",), ()), call(("e:1",), ("f:1",))]
 
 
-class ChangingOutput:
-    """Two tokens, or so many until the model is replaced."""
+def changing(tokens: int) -> AsyncMock:
+    """A pipeline whose model is replaced after so many tokens of its first output, unless that has its two before."""
+    pipeline = AsyncMock(Pipeline, models=SimpleNamespace(target=SimpleNamespace(fingerprint="old")))
+    pipeline.__aenter__.return_value = pipeline
 
-    prompt_tokens = ()
-    reason, statistics = Reason.LENGTH, figures(2)
-
-    def __init__(self, pipeline: "ChangingPipeline", left: int) -> None:
-        self._pipeline, self._left = pipeline, left
-        self._tokens = 2
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    async def read(self) -> None:
-        pass
-
-    async def together(self) -> tuple[Token, ...]:
-        if not self._left:
-            self._pipeline.fingerprint = "new"
+    def said(until: int) -> Iterator[tuple[Token, ...]]:
+        yield from [(Token(7, "x", b"x", Kind.BONUS, None),)] * min(until, 2)
+        if until < 2:
+            pipeline.models.target.fingerprint = "new"
             raise Replaced("it was replaced by another model")
-        self._left, self._tokens = self._left - 1, self._tokens - 1
-        return (Token(7, "x", b"x", Kind.BONUS, None),) if self._tokens >= 0 else ()
+        yield ()
+
+    outputs = [AsyncMock(prompt_tokens=(), reason=Reason.LENGTH, statistics=figures(2)) for _ in range(2)]
+    for output, until in zip(outputs, (tokens, 2), strict=True):
+        output.__aenter__.return_value = output
+        output.together.side_effect = said(until)
+    pipeline.run.side_effect = outputs
+    return pipeline
 
 
-class ChangingPipeline(LatePipeline):
-    """Its model is replaced after so many tokens of its first output."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__(asyncio.Event())
-        self.there.set()
-        self.fingerprint = "old"
-        self._left = [tokens, 99]
-
-    @property
-    def models(self) -> Any:
-        return SimpleNamespace(target=SimpleNamespace(fingerprint=self.fingerprint))
-
-    async def prepared(self, request: GenerationRequest) -> None:
-        pass
-
-    def note_idle(self) -> None:
-        pass
-
-    def run(self, *_: object) -> Any:
-        return ChangingOutput(self, self._left.pop(0))
-
-
-async def made(pipeline: ChangingPipeline, request: OutputRequest) -> list[str]:
+async def made(pipeline: AsyncMock, request: OutputRequest) -> list[str]:
     """Which model made each token."""
     outputs = LocalBackend(MODEL, QUICK)
     outputs._pipelines["a"] = SharedPipeline(lambda *_: pipeline, (NOWHERE,), ())
@@ -223,18 +158,18 @@ async def made(pipeline: ChangingPipeline, request: OutputRequest) -> list[str]:
 
 
 async def test_an_output_that_has_not_begun_is_made_by_the_model_that_is_served_now() -> None:
-    assert await made(ChangingPipeline(3), order()) == ["old", "old"]
-    assert await made(ChangingPipeline(0), order()) == ["new", "new"]
+    assert await made(changing(3), order()) == ["old", "old"]
+    assert await made(changing(0), order()) == ["new", "new"]
     with pytest.raises(Replaced):
-        await made(ChangingPipeline(1), order())
+        await made(changing(1), order())
 
 
 async def test_an_output_is_resumed_by_the_model_that_began_it_only() -> None:
-    assert await made(ChangingPipeline(3), replace(order(), target="old")) == ["old", "old"]
+    assert await made(changing(3), replace(order(), target="old")) == ["old", "old"]
     with pytest.raises(Replaced):
-        await made(ChangingPipeline(0), replace(order(), target="old"))
+        await made(changing(0), replace(order(), target="old"))
     with pytest.raises(Replaced, match="'demo' was replaced by another model while this output was being made"):
-        await made(ChangingPipeline(3), replace(order(), target="older"))
+        await made(changing(3), replace(order(), target="older"))
 
 
 STATUS = health_pb2.HealthCheckResponse

@@ -3,8 +3,6 @@
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +17,7 @@ from crossdraft.config.api import HttpSettings, RateOptions
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving import backend
-from crossdraft.serving.backend import OutputItem, OutputRequest, OverloadedError, TraceSpans, UnknownModelError
+from crossdraft.serving.backend import OverloadedError, UnknownModelError
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.errors import MEANINGS, refusal_of
 from crossdraft.serving.limits import Keys
@@ -333,23 +331,13 @@ def test_where_services_are_is_for_the_log_and_not_for_clients(kind: type[Except
     assert "target at 10.0.0.1:7001: k must be smaller" in caplog.text
 
 
-async def test_a_trace_does_not_say_where_services_are(outputs: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_trace_does_not_say_where_services_are(served: Front, outputs: FakeBackend) -> None:
     why = "drafter at 10.0.0.1:7002: gone"
     outputs.end = OutputEnded(Reason.STOP, replace(figures(4), drafter_lost=why))
-    stream = outputs.stream
-
-    async def traced(request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        yield TraceSpans(
-            (Span("drafter", 0.0, 0.0, What.LOST, why, 1), Span("output", 0.0, 0.0, What.ACCEPTED, "a:1", 1))
-        )
-        async with aclosing(stream(request)) as items:
-            async for item in items:
-                yield item
-
-    monkeypatch.setattr(outputs, "stream", traced)
-    async with front(outputs) as served:
-        body = {"prompt": "Say", "stream": True, "speculative": {"trace": True}}
-        reply = await served.post(COMPLETIONS, **body)
+    told = [("drafter", What.LOST, why), ("output", What.ACCEPTED, "a:1")]
+    spans = tuple(Span(lane, 0.0, 0.0, what, label, 1) for lane, what, label in told)
+    outputs.spans = lambda place: () if place else spans
+    reply = await served.post(COMPLETIONS, prompt="Say", stream=True, speculative={"trace": True})
     assert "10.0.0.1" not in reply.text
     assert reply.text.count("drafter: gone") == 2
     assert '"a:1"' in reply.text

@@ -3,18 +3,19 @@
 import json
 import re
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from crossdraft.client import Kind, Overlap, Reason, RequestError, Token
-from crossdraft.rpc.generation import Committed, OutputEnded
+from crossdraft.rpc.generation import OutputEnded
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import OutputRequest, OverloadedError, TraceSpans
+from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
 from crossdraft.serving.limits import Keys
@@ -47,16 +48,9 @@ def spans_before(place: int) -> tuple[Span, ...]:
     )
 
 
-class TracedBackend(FakeBackend):
-    """The same, and what a session would have done."""
-
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | TraceSpans | OutputEnded, None]:
-        place = 0
-        async for item in super().stream(request):
-            if request.trace and request.drafter != "":
-                yield TraceSpans(spans_before(place))
-            place += 1
-            yield item
+def traced(tokens: Sequence[Token] = TOKENS, **given: Any) -> FakeBackend:
+    """A backend that tells what a session would have done."""
+    return FakeBackend(tokens, spans=spans_before, **given)
 
 
 @dataclass
@@ -137,14 +131,14 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tab(browser: Browser) -> AsyncIterator[Visit]:
-    async with visiting(browser, TracedBackend(TOKENS)) as opened:
+    async with visiting(browser, traced()) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def visit(tab: Visit) -> Visit:
     """The page loaded anew, and nothing asked of its backend yet."""
-    await tab.begin(TracedBackend(TOKENS))
+    await tab.begin(traced())
     await tab.page.get_by_role("option", name="small").wait_for(state="attached")
     await tab.page.get_by_role("radio", name="Text", exact=True).check()  # a chat is offered first
     return tab
@@ -260,7 +254,7 @@ async def test_a_call_of_a_tool_is_shown_and_its_result_goes_back(browser: Brows
     called = '{"city": "Oslo"}'
     text = f'<tool_call>\n{{"name": "weather", "arguments": {called}}}\n</tool_call>'
     tokens = [Token(1, one, one.encode(), Kind.ACCEPTED, None) for one in text]
-    outputs = TracedBackend(tokens, served=(replace(TOY, chats=True, tool_format="hermes"),))
+    outputs = traced(tokens, served=(replace(TOY, chats=True, tool_format="hermes"),))
     async with visiting(browser, outputs) as visit:
         await visit.press("call a tool")
         await visit.page.locator("#overlap").select_option("off")  # another setting leaves the example as it is
@@ -303,7 +297,7 @@ async def test_a_chat_comes_first_where_the_model_has_a_template_and_examples_fi
 
 
 async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> None:
-    async with visiting(browser, TracedBackend(TOKENS, served=(replace(TOY, chats=False),))) as visit:
+    async with visiting(browser, traced(served=(replace(TOY, chats=False),))) as visit:
         await visit.page.get_by_role("option", name="small").wait_for(state="attached")
         assert await visit.page.get_by_role("radio", name="Chat", exact=True).is_hidden()
         assert await visit.page.get_by_role("button", name="class Point", exact=True).is_visible()
@@ -311,7 +305,7 @@ async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> 
 
 async def test_what_services_cannot_do_now_is_shown_and_after_each_output_anew(browser: Browser) -> None:
     lost = replace(TOY, detail=("targets: 1 of 2 lost; tried again", "drafter small: lost; tried again"))
-    async with visiting(browser, TracedBackend(TOKENS, served=(lost,))) as visit:
+    async with visiting(browser, traced(served=(lost,))) as visit:
         shown = visit.page.locator("#detail")
         await expect(shown).to_have_text("\n".join(lost.detail), timeout=WAIT_MS)
         visit.outputs.served = (TOY,)
@@ -360,7 +354,7 @@ async def test_a_field_that_the_server_refuses_is_marked(visit: Visit) -> None:
 
 
 async def test_a_model_that_comes_later_is_offered_then(browser: Browser) -> None:
-    outputs = TracedBackend(TOKENS, served=())
+    outputs = traced(served=())
     async with visiting(browser, outputs) as visit:
         await visit.page.get_by_text("No model can be served yet").wait_for()
         outputs.served = (TOY,)
@@ -415,7 +409,7 @@ async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:
 
 
 async def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:
-    outputs = TracedBackend(TOKENS)
+    outputs = traced()
     async with visiting(browser, outputs, HttpOptions(keys=Keys.of({"tester": "open-sesame-123456"}))) as visit:
         await visit.page.get_by_role("alert").wait_for()
         await visit.page.get_by_label("API key").fill("open-sesame-123456")
