@@ -19,7 +19,6 @@ from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.target.service import ServeTarget, target_server
 from tests.rpc.linked import AT_ONCE
 from tests.serving.exposed import samples, value
-from tests.serving.fakes import FakeBackend
 
 log = logging.getLogger("crossdraft.somewhere")
 
@@ -85,19 +84,6 @@ def test_the_level_and_the_end() -> None:
     assert stream.getvalue() == ""
 
 
-async def test_an_output_says_its_request_and_how_it_ended() -> None:
-    stream = io.StringIO()
-    measured = MeasuredBackend(FakeBackend(), Metrics())
-    with logged(LogFormat.JSON, stream=stream):
-        async for _ in measured.stream(OutputRequest("req-9", "toy", GenerationRequest("a"))):
-            log.info("the caller's own line")
-    written = lines(stream)
-    of_output = [line for line in written if str(line["message"]).startswith("output")]
-    assert [line.get("request_id") for line in of_output] == ["req-9", "req-9"]
-    assert "output ended (stop)" in str(of_output[-1]["message"])
-    assert not [line for line in written if "own line" in str(line["message"]) and "request_id" in line]
-
-
 # In lock-step the output waits for its drafter, however late that is.
 REQUEST = OutputRequest("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True, overlap=Overlap.OFF))
 
@@ -115,10 +101,16 @@ async def test_a_request_is_found_in_every_services_lines() -> None:
                 for name in ("req-one", "req-two"):
                     async with aclosing(measured.stream(replace(REQUEST, id=name))) as made:
                         async for _ in made:
-                            pass
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+                            log.info("the caller's own line")
+    written = lines(stream)
+    assert not [line for line in written if "own line" in str(line["message"]) and "request_id" in line]
     for name in ("req-one", "req-two"):
-        mine = [line for line in lines if line.get("request_id") == name]
+        mine = [line for line in written if line.get("request_id") == name]
+        requested, ended = [text for line in mine if (text := str(line["message"])).startswith("output")]
+        assert (requested.partition(":")[0], ended.partition(" after")[0]) == (
+            "output requested",
+            "output ended (length)",
+        )
         roles = {str(line.get("session", "")).partition("-")[0] for line in mine}
         assert roles == {"", "target", "drafter"}
         opened = [line for line in mine if line["message"] == "session opened"]

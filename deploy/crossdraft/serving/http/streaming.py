@@ -1,4 +1,4 @@
-"""The body of a reply, whole or as server-sent events, for as long as the client stays; the formats are elsewhere."""
+"""Sends the reply to a request, whole or as server-sent events, for as long as the client stays."""
 
 import asyncio
 import logging
