@@ -388,8 +388,8 @@ def test_an_id_that_is_allowed_twice_is_sent_once() -> None:
         ("bad_word_ids", ((1,),) * 2049, "2048 entries"),
         ("allowed_token_ids", (1,) * (2**20 + 1), "1048576 entries"),
         ("bad_word_ids", ((1,) * 1000,) * 66, "65536 ids"),
-        ("bad_words", ("a" * 1000,) * 66, "65536 characters, those of stop and bad_words"),
-        ("stop", ("a" * 2000,) * 33, "65536 characters, those of stop and bad_words"),
+        ("bad_words", ("a" * 1000,) * 66, "65536 characters, those of stop and bad_words together"),
+        ("stop", ("a" * 2000,) * 33, "65536 characters, those of stop and bad_words together"),
     ],
 )
 def test_lists_have_a_limit_whoever_asks(name: str, value: tuple[object, ...], most: str) -> None:
