@@ -7,7 +7,7 @@ here, orchestrators on other nodes in a cluster. All values can be pickled: insi
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -88,9 +88,13 @@ class Backend(Protocol):
         ...
 
 
-def own_names(backend: Backend) -> Sequence[str]:
-    """Of all models that are configured, without further names of them."""
-    return tuple(dict.fromkeys(backend.names.values()))
+def model_named(backend: Backend, name: str | None) -> str:
+    """The model that a request names, or the only one, which may not be there yet. Raises RequestError: there are
+    several."""
+    own = tuple(dict.fromkeys(backend.names.values()))
+    if not name and len(own) != 1:
+        raise RequestError(f"name the model; there are {', '.join(own)}", "model")
+    return name or own[0]
 
 
 class UnknownModelError(LookupError):

@@ -20,7 +20,7 @@ from crossdraft.serving.backend import (
     OutputRequest,
     OverloadedError,
     UnknownModelError,
-    own_names,
+    model_named,
 )
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
 from crossdraft.types.output import ServedModel
@@ -93,8 +93,8 @@ class GenerationServer(Serving, GenerationHandlers):
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
         """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
         began = time.monotonic()
-        model = self._model(request)
         with self._counted(), _errors_of_clients():
+            model = model_named(self._backend, request.model)
             scope = scope_of(request.authorization, request.request.cache_salt, self._keys)
             output = OutputRequest(request.id, model, request.request.unchecked(cache_salt=scope), request.drafter)
             async with aclosing(self._backend.stream(output)) as items:
@@ -116,14 +116,6 @@ class GenerationServer(Serving, GenerationHandlers):
             yield
         finally:
             self.running -= 1
-
-    def _model(self, request: Generate) -> str:
-        if request.model:
-            return request.model
-        names = own_names(self._backend)
-        if len(names) != 1:
-            raise errors.BadRequest(f"name the model; there are {', '.join(names)}")
-        return names[0]
 
     @property
     def address(self) -> str:

@@ -23,7 +23,7 @@ from crossdraft.serving.http.errors import MEANINGS, refusal_of
 from crossdraft.serving.limits import Keys
 from crossdraft.trace.timeline import Span, What
 from crossdraft.types.request import PromptTooLongError
-from tests.serving.fakes import FakeBackend, figures
+from tests.serving.fakes import TOY, FakeBackend, figures
 from tests.serving.http.conftest import CHAT, COMPLETIONS, KEY, Front, fault, front
 
 
@@ -249,6 +249,13 @@ async def test_what_is_no_request_at_all(direct, outputs, content, kind, text):
     assert not outputs.requests
 
 
+async def test_a_model_must_be_named_where_there_are_several(direct, outputs) -> None:
+    outputs.served = (TOY, replace(TOY, name="second"))
+    for path, body in ((COMPLETIONS, SAY), (CHAT, CHATTING), ("/tokenize", SAY), ("/detokenize", {"tokens": [1]})):
+        error = fault(await direct.post(path, json=body))
+        assert (error["message"], error["param"]) == ("name the model; there are toy, second", "model")
+
+
 async def test_paths_and_methods_that_are_not_there(served: Front) -> None:
     response = await served.http.get("/v1/nothing")
     assert (response.status_code, fault(response)["code"]) == (404, "not_found")
@@ -327,7 +334,7 @@ def test_where_services_are_is_for_the_log_and_not_for_clients(kind: type[Except
     caplog.set_level("INFO")
     refused = refusal_of(kind("target at 10.0.0.1:7001: k must be smaller"), "some")
     assert "10.0.0.1" not in refused.message
-    assert MEANINGS[kind].text or refused.message == "target: k must be smaller"
+    assert MEANINGS[kind].message or refused.message == "target: k must be smaller"
     assert "target at 10.0.0.1:7001: k must be smaller" in caplog.text
 
 

@@ -22,7 +22,7 @@ from crossdraft.client.api import software
 from crossdraft.config.api import SpeculativeMetrics, ToolCallParser
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
-from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, own_names
+from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, model_named
 from crossdraft.serving.http.chats import MAX_DEPTH, DetokenizeBody, TokenizeBody, deep
 from crossdraft.serving.http.errors import (
     ABSENT,
@@ -101,7 +101,7 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
         models = await backend.models()
         names = [model.name for model in models if model.there]
         if not names:
-            raise replace(ABSENT, text=_absence(models)).refusal()
+            raise replace(ABSENT, message=_absence(models))
         detail = _detail(models)  # what is not as it should be, though models can be served
         return {"status": "ready", "models": names} | ({"detail": detail} if detail else {})
 
@@ -139,7 +139,7 @@ async def _refused(request: Request, error: Exception) -> Response:
             return reply_of(refusal_of_status(error, request.url.path))
     known = isinstance(error, (*FOREIGN, RefusedError))  # of others the server logs the error itself
     own = (request.scope[FIELD_KEY],) if FIELD_KEY in request.scope else ()
-    return reply_of(refusal_of(error, request.scope[ID_KEY], *own) if known else BUG.refusal())
+    return reply_of(refusal_of(error, request.scope[ID_KEY], *own) if known else BUG)
 
 
 class Outputs:
@@ -173,7 +173,7 @@ class Outputs:
 
     async def _ordered(self, request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
         """The model of a request, and its outputs."""
-        model, most = _named(self._backend, body.model), self._options.http.max_choices
+        model, most = model_named(self._backend, body.model), self._options.http.max_choices
         if body.num_outputs > most:
             outputs = f"n and the number of prompts make {body.num_outputs} outputs"
             raise RefusedError(400, f"{outputs}; at most {most} in one request", INVALID, "too_many_choices", "n")
@@ -310,7 +310,7 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
         """The tokens of a text or a chat."""
-        model = _named(backend, body.model)
+        model = model_named(backend, body.model)
         written = await backend.written(model, body.asked, body.add_special_tokens)
         context = next((one.context for one in await backend.models() if one.name == model), 0)
         pieces = written.pieces if body.return_token_strs else None
@@ -320,24 +320,15 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         """The text of tokens."""
+        model = model_named(backend, body.model)
         request.scope[FIELD_KEY] = lambda _: "tokens"
-        written = await backend.written(_named(backend, body.model), tuple(body.tokens))
+        written = await backend.written(model, tuple(body.tokens))
         return await reply({"prompt": written.text}, len(written.text))
 
     async def reply(answer: Json, size: int) -> Response:
         return Response(await beside.run(size, JSON.dump_json, answer), media_type="application/json")
 
     return router
-
-
-def _named(backend: Backend, name: str | None) -> str:
-    """The model that a body names, or the only one, which may not be there yet."""
-    if name is not None:
-        return name
-    names = own_names(backend)
-    if len(names) != 1:
-        raise RefusedError(400, f"set model to one of: {', '.join(names)}", INVALID, "missing_model", "model")
-    return names[0]
 
 
 def _card(model: ServedModel) -> ModelCard:

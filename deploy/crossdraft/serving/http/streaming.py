@@ -151,9 +151,9 @@ class EventStream(Response):
             except TimeoutError:
                 log.warning("%s: the client has not read for %g s", scope["path"], self._stalled_seconds)
             except asyncio.CancelledError as ended:
-                if not self._open or ended.args != (ENDS.text,):
+                if not self._open or ended.args != (ENDS.message,):
                     raise
-                await send({"type": "http.response.body", "body": self._fault(ENDS.refusal()), "more_body": False})
+                await send({"type": "http.response.body", "body": self._fault(ENDS), "more_body": False})
 
     async def _send(self, send: Send) -> None:
         self._open = True
