@@ -88,7 +88,7 @@ class Backend(Protocol):
         ...
 
 
-def model_named(backend: Backend, name: str | None) -> str:
+def model_of(backend: Backend, name: str | None) -> str:
     """The model that a request names, or the only one, which may not be there yet. Raises RequestError: there are
     several."""
     own = tuple(dict.fromkeys(backend.names.values()))

@@ -20,7 +20,7 @@ from crossdraft.serving.backend import (
     OutputRequest,
     OverloadedError,
     UnknownModelError,
-    model_named,
+    model_of,
 )
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
 from crossdraft.types.output import ServedModel
@@ -94,7 +94,7 @@ class GenerationServer(Serving, GenerationHandlers):
         """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
         began = time.monotonic()
         with self._counted(), _errors_of_clients():
-            model = model_named(self._backend, request.model)
+            model = model_of(self._backend, request.model)
             scope = scope_of(request.authorization, request.request.cache_salt, self._keys)
             output = OutputRequest(request.id, model, request.request.unchecked(cache_salt=scope), request.drafter)
             async with aclosing(self._backend.stream(output)) as items:

@@ -22,7 +22,7 @@ from crossdraft.client.api import software
 from crossdraft.config.api import SpeculativeMetrics, ToolCallParser
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
-from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, model_named
+from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, model_of
 from crossdraft.serving.http.chats import MAX_DEPTH, DetokenizeBody, TokenizeBody, deep
 from crossdraft.serving.http.errors import (
     ABSENT,
@@ -173,7 +173,7 @@ class Outputs:
 
     async def _ordered(self, request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
         """The model of a request, and its outputs."""
-        model, most = model_named(self._backend, body.model), self._options.http.max_choices
+        model, most = model_of(self._backend, body.model), self._options.http.max_choices
         if body.num_outputs > most:
             outputs = f"n and the number of prompts make {body.num_outputs} outputs"
             raise RefusedError(400, f"{outputs}; at most {most} in one request", INVALID, "too_many_choices", "n")
@@ -310,7 +310,7 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
         """The tokens of a text or a chat."""
-        model = model_named(backend, body.model)
+        model = model_of(backend, body.model)
         written = await backend.written(model, body.asked, body.add_special_tokens)
         context = next((one.context for one in await backend.models() if one.name == model), 0)
         pieces = written.pieces if body.return_token_strs else None
@@ -320,7 +320,7 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         """The text of tokens."""
-        model = model_named(backend, body.model)
+        model = model_of(backend, body.model)
         request.scope[FIELD_KEY] = lambda _: "tokens"
         written = await backend.written(model, tuple(body.tokens))
         return await reply({"prompt": written.text}, len(written.text))
