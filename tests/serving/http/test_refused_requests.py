@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -80,20 +81,15 @@ CHATTING = {"messages": [{"role": "user", "content": "a"}]}
 HOW = "speculative"
 
 
-def drafting(**how: object) -> dict[str, object]:
-    return {HOW: how}
+def within(name: str) -> Callable[..., dict[str, object]]:
+    return lambda **fields: {name: fields}
 
 
-def forced(**constraints: object) -> dict[str, object]:
-    return {"structured_outputs": constraints}
+drafting, forced, formed = map(within, (HOW, "structured_outputs", "response_format"))
 
 
 def said(**message: object) -> dict[str, object]:
     return {"messages": [message]}
-
-
-def formed(**form: object) -> dict[str, object]:
-    return {"response_format": form}
 
 
 WRONG_COMPLETIONS: list[tuple[dict[str, object], str | None, str]] = [  # beside the prompt: a body, what is named, why
@@ -188,7 +184,7 @@ WRONG_CHATS: list[tuple[dict[str, object], str | None, str]] = [  # beside the m
     ({"use_beam_search": True, "length_penalty": 1}, "use_beam_search", "is not served"),
     ({"seeed": None, "temprature": 0}, "temprature", "Unrecognized request argument"),
     (said(role="assistant", tool_calls=[{"id": "a"}]), "messages.0.tool_calls.0.function", "it is required"),
-    (said(role="assistant", audio={"id": "a"}), "messages.0.audio", "messages.0.audio is not served: leave it out"),
+    (said(role="assistant", audio={"id": "a"}), "messages.0.audio", "messages.0.audio: it is not served: leave it out"),
     ({"messages": CHATTING["messages"] * 4097}, "messages", "it must have at most 4096 items"),
     (formed(type="structural_tag"), "response_format.type", "it may be 'text', 'json_object' or 'json_schema'"),
     (formed(type="json_schema"), "response_format", "json_schema must be provided"),

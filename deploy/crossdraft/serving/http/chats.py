@@ -19,7 +19,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticKnownError
 
 from crossdraft.text.answers import Function
 from crossdraft.types.request import Chat, Message, Prompt
@@ -89,11 +88,9 @@ TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 
 
-def _nothing(value: object) -> object:
-    """Refuses what is not served."""
+def _nothing(value: object) -> None:
     if value:
-        raise PydanticKnownError("too_long", {"field_type": "List", "max_length": 0, "actual_length": 1})
-    return None
+        raise ValueError("it is not served: leave it out")
 
 
 Nothing = Annotated[object, AfterValidator(_nothing), Field(description="Not served.")]

@@ -165,18 +165,16 @@ def _complaint(fault: Any, param: str | None, named: bool) -> str:
         return f"the body: {_plain(fault['msg'])}" if named else f"the body: {NO_OBJECT}"
     if fault["type"] == "extra_forbidden" and param.rpartition(".")[2] not in UNSERVED:
         return f"Unrecognized request argument supplied: {param}"
-    if fault["type"] == "extra_forbidden" or limits.get("max_length") == 0:
+    if fault["type"] == "extra_forbidden":
         return f"{param} is not served: leave it out"
     if fault["type"] == "literal_error":
         return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {limits['expected']}"
-    if fault["type"] in ("model_type", "dict_type"):
-        return f"{param}: it must be a JSON object"
     return f"{param}: {_plain(fault['msg'])}"
 
 
 def _plain(text: str) -> str:
-    for theirs in ("Input should", "String should", "List should", "Dictionary should", "Data should"):
-        text = text.replace(theirs, "it must")
+    text = re.sub("(Input|String|List|Dictionary|Data) should", "it must", text)
+    text = re.sub(r"valid dictionary( or instance of \w+)?", "JSON object", text)
     return (
         text.replace(" after validation", "").replace("Field required", "it is required").removeprefix("Value error, ")
     )
