@@ -400,9 +400,10 @@ class ChatBody(TemplateFields, GenerationBody):
     @property
     def usable(self) -> list[FunctionBody]:
         """As of `TemplateFields`."""
-        if self._mode.startswith("allowed"):
-            return [one for one in super().usable if one.name in self._named]
-        return [] if self._mode == "none" else super().usable
+        mode, named = self._choice
+        if mode.startswith("allowed"):
+            return [one for one in super().usable if one.name in named]
+        return [] if mode == "none" else super().usable
 
     @property
     def form(self) -> AnswerForm:
@@ -411,23 +412,18 @@ class ChatBody(TemplateFields, GenerationBody):
 
     def write(self, tools: ToolFormat | None, reasoning: Reasoning | None) -> None:
         """Says how the model writes calls, and its reasoning after this prompt."""
-        most = 1 if self.parallel_tool_calls is False or self._mode == "named" else None
+        most = 1 if self.parallel_tool_calls is False or self._choice[0] == "named" else None
         self._form = AnswerForm(tools if self.usable else None, reasoning, most=most)
 
     @property
-    def _mode(self) -> str:
+    def _choice(self) -> tuple[str, list[str]]:
         """As of `read_choice`."""
-        return read_choice(self.tool_choice or "auto")[0]
-
-    @property
-    def _named(self) -> list[str]:
-        """Functions that `tool_choice` names."""
-        return read_choice(self.tool_choice or "auto")[1]
+        return read_choice(self.tool_choice or "auto")
 
     def _grammar(self) -> Grammar | None:
         """With `required` and a name the calls are by the schemas; with `auto` those of strict functions, and others
         have any object as arguments. Names too many for a grammar are left to the model then."""
-        content, must = super()._grammar(), self._mode in ("required", "named", "allowed required")
+        content, must = super()._grammar(), self._choice[0] in ("required", "named", "allowed required")
         self._form = replace(self._form, bare=must or content is not None, must=must)
         chosen = self._chosen
         functions = [one.function(not (must or one.strict)) for one in chosen]
@@ -451,7 +447,8 @@ class ChatBody(TemplateFields, GenerationBody):
     @property
     def _chosen(self) -> list[FunctionBody]:
         """What may be called, or must be."""
-        return [one for one in self.usable if not self._named or one.name in self._named]
+        _, named = self._choice
+        return [one for one in self.usable if not named or one.name in named]
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
