@@ -38,8 +38,17 @@ from crossdraft.serving.http.errors import (
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.serving.http.response_api import ResponsesBody, ResponseWriter
-from crossdraft.serving.http.responses import JSON, ChatFormat, CompletionFormat, Format, Json, ModelCard, ModelList
-from crossdraft.serving.http.streaming import ClientGoneError, EventStream, Writer, merged, unless_gone
+from crossdraft.serving.http.responses import (
+    JSON,
+    ChatFormat,
+    CompletionFormat,
+    Format,
+    Json,
+    ModelCard,
+    ModelList,
+    Writer,
+)
+from crossdraft.serving.http.streaming import ClientGoneError, EventStream, merged, unless_gone
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
 from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, Reasoning, ToolFormat, after

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -12,13 +12,12 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from crossdraft.client import RequestError
+from crossdraft.config.request import Speculation
 from crossdraft.rpc import errors
 from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.serving.http.chats import UNSERVED
-from crossdraft.serving.http.requests import Speculative
 from crossdraft.serving.limits import KeyRefusedError
-from crossdraft.types.request import PromptTooLongError
+from crossdraft.types.request import PromptTooLongError, RequestError
 
 log = logging.getLogger(__name__)
 NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
@@ -108,7 +107,7 @@ FOREIGN = tuple(MEANINGS)
 # Fields that other errors than RequestError are about.
 PARAMS = {UnknownDrafterError: "speculative.drafter", UnknownModelError: "model", errors.NameUnknown: "model"}
 FieldOf = Callable[[RequestError], str | None]
-SPECULATIVE = re.compile(rf"(?<![\w.'])({'|'.join(name for name in Speculative.model_fields if '_' in name)})\b")
+SPECULATIVE = re.compile(rf"(?<![\w.'])({'|'.join(one.name for one in fields(Speculation) if '_' in one.name)})\b")
 # OpenAI's codes for errors of the framework, by status.
 CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 

@@ -26,8 +26,7 @@ from crossdraft.serving.http.chats import (
 )
 from crossdraft.serving.http.errors import RefusedError, refusal_of_faults
 from crossdraft.serving.http.requests import ChatBody, GenerationBody, JsonSchema
-from crossdraft.serving.http.responses import JSON, Json, PartialOutput
-from crossdraft.serving.http.streaming import Writer
+from crossdraft.serving.http.responses import JSON, Json, PartialOutput, Writer
 from crossdraft.text.answers import AnswerParser, Said, What
 
 NEEDED = {  # of an item, by its type

@@ -1,9 +1,10 @@
 """What the API answers: OpenAI's objects, with `crossdraft` in them if a trace was asked for."""
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -15,9 +16,8 @@ from crossdraft.rpc.errors import without_addresses
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.serving.backend import OutputItem, TraceSpans
-from crossdraft.serving.http.errors import RefusedError
+from crossdraft.serving.http.errors import FOREIGN, FieldOf, RefusedError, refusal_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
-from crossdraft.serving.http.streaming import Writer
 from crossdraft.text.answers import AnswerParser, Said, What
 from crossdraft.trace.timeline import Span
 from crossdraft.trace.timeline import What as Step
@@ -76,6 +76,7 @@ class ModelList(BaseModel):
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 Shown = PromptTokens | Committed | OutputEnded
+IndexedItem = tuple[int, OutputItem]  # the choice's index, and an item of its output
 Json = dict[str, Any]  # one of the objects above, or a part of it
 JSON = TypeAdapter(Any)  # writes one
 BYTES = 8  # of a token in a reply, about
@@ -114,6 +115,49 @@ class PartialOutput:
                 self.tokens += item.tokens
             case OutputEnded():
                 self.ended = item
+
+
+class Writer(ABC):
+    """Writes the reply to one request, of the items of its outputs: whole, or as server-sent events."""
+
+    request_id: str
+    field_of: FieldOf  # names fields of the request in errors
+
+    @abstractmethod
+    def events(self, index: int, item: OutputItem) -> Iterable[bytes]:
+        """Takes the next item of an output; what a stream has of it."""
+
+    @abstractmethod
+    async def body(self) -> bytes:
+        """The whole reply, as JSON, once everything was taken."""
+
+    @abstractmethod
+    def fault(self, refusal: RefusedError) -> bytes:
+        """The last events of a stream that an error ends."""
+
+    def end(self) -> bytes:
+        """The last events of any other stream."""
+        return b""
+
+    async def whole(self, coming: AsyncGenerator[IndexedItem, None]) -> bytes:
+        """The reply, once everything has come; raises one of errors.FOREIGN."""
+        async with aclosing(coming):
+            async for item in coming:
+                _ = [*self.events(*item)]
+        return await self.body()
+
+    async def stream(self, first: IndexedItem, rest: AsyncGenerator[IndexedItem, None]) -> AsyncGenerator[bytes, None]:
+        """All events. An error is an event, too: the status was sent before."""
+        async with aclosing(rest):
+            try:
+                for event in self.events(*first):
+                    yield event
+                async for item in rest:
+                    for event in self.events(*item):
+                        yield event
+                yield self.end()
+            except FOREIGN as error:
+                yield self.fault(refusal_of(error, self.request_id, self.field_of))
 
 
 class Format(Writer, Generic[BodyT]):

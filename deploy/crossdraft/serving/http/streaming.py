@@ -2,63 +2,17 @@
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from crossdraft.serving.backend import OutputItem
-from crossdraft.serving.http.errors import ENDS, FOREIGN, FieldOf, RefusedError, refusal_of
+from crossdraft.serving.http.errors import ENDS, RefusedError
 
 log = logging.getLogger(__name__)
-IndexedItem = tuple[int, OutputItem]  # the choice's index, and an item of its output
 T = TypeVar("T")
-
-
-class Writer(ABC):
-    """Writes the reply to one request, of the items of its outputs: whole, or as server-sent events."""
-
-    request_id: str
-    field_of: FieldOf  # names fields of the request in errors
-
-    @abstractmethod
-    def events(self, index: int, item: OutputItem) -> Iterable[bytes]:
-        """Takes the next item of an output; what a stream has of it."""
-
-    @abstractmethod
-    async def body(self) -> bytes:
-        """The whole reply, as JSON, once everything was taken."""
-
-    @abstractmethod
-    def fault(self, refusal: RefusedError) -> bytes:
-        """The last events of a stream that an error ends."""
-
-    def end(self) -> bytes:
-        """The last events of any other stream."""
-        return b""
-
-    async def whole(self, coming: AsyncGenerator[IndexedItem, None]) -> bytes:
-        """The reply, once everything has come; raises one of errors.FOREIGN."""
-        async with aclosing(coming):
-            async for item in coming:
-                _ = [*self.events(*item)]
-        return await self.body()
-
-    async def stream(self, first: IndexedItem, rest: AsyncGenerator[IndexedItem, None]) -> AsyncGenerator[bytes, None]:
-        """All events. An error is an event, too: the status was sent before."""
-        async with aclosing(rest):
-            try:
-                for event in self.events(*first):
-                    yield event
-                async for item in rest:
-                    for event in self.events(*item):
-                        yield event
-                yield self.end()
-            except FOREIGN as error:
-                yield self.fault(refusal_of(error, self.request_id, self.field_of))
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
