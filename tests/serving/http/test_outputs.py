@@ -17,7 +17,6 @@ from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving.http import HttpOptions
 from crossdraft.serving.http.middleware import _named
 from crossdraft.serving.http.requests import MAX_TOKENS
-from crossdraft.serving.http.responses import shown
 from crossdraft.serving.http.streaming import merged
 from crossdraft.serving.limits import Keys
 from crossdraft.session.models import with_defaults
@@ -217,10 +216,6 @@ async def test_log_probabilities_without_others(served: Front, outputs: FakeBack
 def test_an_id_that_could_be_no_file_is_replaced(given: str | None) -> None:
     assert _named(given) not in (given, _named(given))
     assert _named("a-1.B_2:c") == "a-1.B_2:c"
-
-
-def test_tokens_have_different_texts() -> None:
-    assert [shown(1, b"\xc3\xa9"), shown(2, b"\xc3"), shown(3, b"")] == ["é", r"bytes:\xc3", "token_id:3"]
 
 
 class Source:
