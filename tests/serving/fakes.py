@@ -1,16 +1,17 @@
 """A backend without any model, and a gRPC server of it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from crossdraft.client import GenerationRequest, Kind, Reason, Statistics, Token
 from crossdraft.rpc.generation import Committed, Generate, OutputEnded
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import OutputRequest, UnknownModelError
+from crossdraft.serving.backend import OutputItem, OutputRequest, TraceSpans, UnknownModelError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.limits import GenerationOptions
+from crossdraft.trace.timeline import Span
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 
@@ -31,6 +32,7 @@ class FakeBackend:
     together: int = 1  # tokens of one pass
     reason: Reason = Reason.STOP
     end: OutputEnded | None = None  # instead of one with usual figures
+    spans: Callable[[int], tuple[Span, ...]] | None = None  # before each token and the end, of an output with a drafter
     served: tuple[ServedModel, ...] = (TOY,)
     unreached: tuple[ServedModel, ...] = ()  # configured, and not served now
     plain: bool = True  # the marks of its tools are text
@@ -62,7 +64,7 @@ class FakeBackend:
         ids = (*([1] if special else []), *text.encode())
         return Written(ids, tuple(map(chr, ids)), text, self.plain)
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Committed | OutputEnded, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         self.requests.append(request)
         await self._count(1)
         try:
@@ -72,8 +74,12 @@ class FakeBackend:
                 await self._before(number)
                 tokens = tuple(self.tokens[number : number + self.together])
                 self.yielded += len(tokens)
+                if self.spans and request.trace and request.drafter != "":
+                    yield TraceSpans(self.spans(number))
                 yield Committed(tokens)
             await self._before(len(self.tokens))
+            if self.spans and request.trace and request.drafter != "":
+                yield TraceSpans(self.spans(len(self.tokens)))
             yield self.end or OutputEnded(self.reason, figures(len(self.tokens)))
         finally:
             await self._count(-1)

@@ -1,29 +1,39 @@
-"""The backend of this process: what is served, from where, how many at once, and pipelines that open late."""
+"""The backend of this process: what is served, from where, how many at once, what opens late, and readiness."""
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Self
+from unittest.mock import AsyncMock, Mock, call
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crossdraft.client import GenerationRequest, Kind, Pipeline, Reason, Token
 from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
-from crossdraft.rpc.generation import Committed
+from crossdraft.rpc.frames import DRAFTER, TARGET
+from crossdraft.rpc.generation import SERVICE, Committed
 from crossdraft.rpc.links import Patience
+from crossdraft.rpc.server import Listening, Server
+from crossdraft.serving import backend
 from crossdraft.serving.backend import (
-    Addresses,
-    Connection,
     LocalBackend,
     LocalModel,
     LocalOptions,
     NamedDrafter,
     OutputRequest,
     OverloadedError,
+    SharedPipeline,
     UnknownModelError,
 )
-from tests.serving.fakes import figures
+from crossdraft.serving.grpc import GenerationServer
+from tests.rpc.linked import PuppetService
+from tests.serving.fakes import TOY, FakeBackend, figures
+from tests.serving.http.conftest import Front, front
+from tests.serving.ports import free_port
+from tests.text.kinds import kind
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens
 MODEL = LocalModel("demo", (NOWHERE,), (NamedDrafter("a", (NOWHERE,)),))
@@ -86,139 +96,208 @@ def test_what_cannot_be_served(make: object, complaint: str) -> None:
         make()
 
 
-class LatePipeline(Pipeline):
-    """Its services are there once `there` is set."""
-
-    def __init__(self, there: asyncio.Event) -> None:
-        super().__init__("127.0.0.1:1")
-        self.there = there
-        self.followed: list[tuple[object, object]] = []
-
-    async def follow(self, target: object, drafter: object = None) -> None:
-        self.followed.append((target, drafter))
-
-    async def __aenter__(self) -> Self:
-        if not self.there.is_set():
-            raise Unreachable("no target")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-
-async def test_an_attempt_that_nobody_waits_for_opens_it_once_the_target_is_there() -> None:
-    there = asyncio.Event()
-    connection = Connection(lambda *_: LatePipeline(there), ("127.0.0.1:1",), ())
+async def test_it_is_opened_in_the_background_once_its_target_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "TRIED_EVERY", 0)
+    pipeline = AsyncMock(Pipeline)
+    pipeline.__aenter__.side_effect = [*[Unreachable("no target")] * 3, pipeline]
+    shared = SharedPipeline(lambda *_: pipeline, ("127.0.0.1:1",), ())
     with pytest.raises(Unreachable):
-        await connection.open()
-    connection.begin()
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert connection.pipeline is None
-    there.set()
-    connection.begin()
-    opened = await connection.open()  # the same attempt
-    assert connection.pipeline is opened
-    await connection.close()
-
-
-class SlowPipeline(LatePipeline):
-    """It takes until `there` is set to open."""
-
-    async def __aenter__(self) -> Self:
-        await self.there.wait()
-        return self
+        await shared.open()
+    shared.begin()
+    async with asyncio.timeout(60):
+        while shared.pipeline is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert await shared.open() is pipeline
+    await shared.close()
+    pipeline.__aexit__.assert_awaited_once()
 
 
 async def test_addresses_that_change_while_it_is_opened_are_followed() -> None:
-    there, made = asyncio.Event(), asyncio.Event()
-    used: list[tuple[Addresses, Addresses]] = []
+    pipeline = AsyncMock(Pipeline)
 
-    def make(targets: Addresses, drafters: Addresses) -> SlowPipeline:
-        used.append((targets, drafters))
-        made.set()
-        return SlowPipeline(there)
+    async def changed() -> Pipeline:
+        await shared.follow(("d:1",), ())
+        return pipeline
 
-    connection = Connection(make, ("a:1",), ())
-    await connection.follow(("b:1",), ("c:1",))
-    opening = asyncio.create_task(connection.open())
-    await made.wait()
-    await connection.follow(("d:1",), ())
-    there.set()
-    pipeline = await opening
-    await connection.follow(("e:1",), ("f:1",))
-    assert used == [(("b:1",), ("c:1",))]
-    assert pipeline.followed == [(("d:1",), ()), (("e:1",), ("f:1",))]
+    pipeline.__aenter__.side_effect = changed
+    make = Mock(return_value=pipeline)
+    shared = SharedPipeline(make, ("a:1",), ())
+    await shared.follow(("b:1",), ("c:1",))
+    await shared.open()
+    await shared.follow(("e:1",), ("f:1",))
+    make.assert_called_once_with(("b:1",), ("c:1",))
+    assert pipeline.follow.await_args_list == [call(("d:1",), ()), call(("e:1",), ("f:1",))]
 
 
-class ChangingOutput:
-    """Two tokens, or so many until the model is replaced."""
+def changing(tokens: int) -> AsyncMock:
+    """A pipeline whose model is replaced after so many tokens of its first output, unless that has its two before."""
+    pipeline = AsyncMock(Pipeline, models=SimpleNamespace(target=SimpleNamespace(fingerprint="old")))
+    pipeline.__aenter__.return_value = pipeline
 
-    prompt_tokens = ()
-    reason, statistics = Reason.LENGTH, figures(2)
-
-    def __init__(self, pipeline: "ChangingPipeline", left: int) -> None:
-        self._pipeline, self._left = pipeline, left
-        self._tokens = 2
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-    async def read(self) -> None:
-        pass
-
-    async def together(self) -> tuple[Token, ...]:
-        if not self._left:
-            self._pipeline.fingerprint = "new"
+    def said(until: int) -> Iterator[tuple[Token, ...]]:
+        yield from [(Token(7, "x", b"x", Kind.BONUS, None),)] * min(until, 2)
+        if until < 2:
+            pipeline.models.target.fingerprint = "new"
             raise Replaced("it was replaced by another model")
-        self._left, self._tokens = self._left - 1, self._tokens - 1
-        return (Token(7, "x", b"x", Kind.BONUS, None),) if self._tokens >= 0 else ()
+        yield ()
+
+    outputs = [AsyncMock(prompt_tokens=(), reason=Reason.LENGTH, statistics=figures(2)) for _ in range(2)]
+    for output, until in zip(outputs, (tokens, 2), strict=True):
+        output.__aenter__.return_value = output
+        output.together.side_effect = said(until)
+    pipeline.run.side_effect = outputs
+    return pipeline
 
 
-class ChangingPipeline(LatePipeline):
-    """Its model is replaced after so many tokens of its first output."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__(asyncio.Event())
-        self.there.set()
-        self.fingerprint = "old"
-        self._left = [tokens, 99]
-
-    @property
-    def models(self) -> Any:
-        return SimpleNamespace(target=SimpleNamespace(fingerprint=self.fingerprint))
-
-    async def prepared(self, request: GenerationRequest) -> None:
-        pass
-
-    def note_idle(self) -> None:
-        pass
-
-    def run(self, *_: object) -> Any:
-        return ChangingOutput(self, self._left.pop(0))
-
-
-async def made(pipeline: ChangingPipeline, request: OutputRequest) -> list[str]:
+async def made(pipeline: AsyncMock, request: OutputRequest) -> list[str]:
     """Which model made each token."""
-    backend = LocalBackend(MODEL, QUICK)
-    backend._connections["a"] = Connection(lambda *_: pipeline, (NOWHERE,), ())
-    async with aclosing(backend.stream(request)) as items:
+    outputs = LocalBackend(MODEL, QUICK)
+    outputs._pipelines["a"] = SharedPipeline(lambda *_: pipeline, (NOWHERE,), ())
+    async with aclosing(outputs.stream(request)) as items:
         return [item.target async for item in items if isinstance(item, Committed)]
 
 
 async def test_an_output_that_has_not_begun_is_made_by_the_model_that_is_served_now() -> None:
-    assert await made(ChangingPipeline(3), order()) == ["old", "old"]
-    assert await made(ChangingPipeline(0), order()) == ["new", "new"]
+    assert await made(changing(3), order()) == ["old", "old"]
+    assert await made(changing(0), order()) == ["new", "new"]
     with pytest.raises(Replaced):
-        await made(ChangingPipeline(1), order())
+        await made(changing(1), order())
 
 
 async def test_an_output_is_resumed_by_the_model_that_began_it_only() -> None:
-    assert await made(ChangingPipeline(3), replace(order(), target="old")) == ["old", "old"]
+    assert await made(changing(3), replace(order(), target="old")) == ["old", "old"]
     with pytest.raises(Replaced):
-        await made(ChangingPipeline(0), replace(order(), target="old"))
+        await made(changing(0), replace(order(), target="old"))
     with pytest.raises(Replaced, match="'demo' was replaced by another model while this output was being made"):
-        await made(ChangingPipeline(3), replace(order(), target="older"))
+        await made(changing(3), replace(order(), target="older"))
+
+
+STATUS = health_pb2.HealthCheckResponse
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crossdraft.client.discovery.WATCHED_EVERY", 0.01)
+    monkeypatch.setattr("crossdraft.serving.grpc.REPORT_INTERVAL", 0.01)
+
+
+def target(port: int | None = None) -> Server:
+    """On another port each time, unless it is to come back at one."""
+    service = PuppetService(description=kind("gpt2").described())
+    return Server(TARGET, service, Listening(port=port or free_port(), grace_seconds=0))
+
+
+def other_model() -> PuppetService:
+    """A target of another vocabulary, which could be used as well if it were the first to answer."""
+    return PuppetService(description=kind("llama2").described())
+
+
+def port_of(server: Server) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def health(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield health_pb2_grpc.HealthStub(channel)
+
+
+async def becomes(served: Front, status: int) -> str:
+    """The text of /ready once it has this status."""
+    async with asyncio.timeout(60):
+        while (response := await served.http.get("/ready")).status_code != status:
+            assert (await served.http.get("/health")).json() == {"status": "ok"}
+    return response.text
+
+
+async def test_targets_that_go_and_come_back() -> None:
+    first, second = target(), target()
+    await first.start()
+    await second.start()
+    addresses = (first.address, second.address)
+    async with (
+        LocalBackend(LocalModel("demo", addresses)) as outputs,
+        front(outputs) as served,
+        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
+        health(server.address) as stub,
+        asyncio.timeout(60),
+    ):
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == STATUS.SERVING
+        assert await becomes(served, 200) == '{"status":"ready","models":["demo"]}'
+        await first.drain()
+        assert await becomes(served, 200)  # the other one is there
+        await second.drain()
+        assert "no target of demo can be reached any more" in await becomes(served, 503)
+        assert (await watch.read()).status == STATUS.NOT_SERVING
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == STATUS.SERVING  # the process
+        (listed,) = (await served.openai.models.list()).data
+        assert listed.id == "demo"  # it is served, though nothing can be made now
+        async with target(port_of(second)):
+            assert (await watch.read()).status == STATUS.SERVING
+            await becomes(served, 200)
+        watch.cancel()
+
+
+async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() -> None:
+    port = free_port()
+    drafters = (NamedDrafter("small", (f"127.0.0.1:{port}",)), NamedDrafter("none yet", ()))
+    described = kind("gpt2").described()
+
+    async def shown(*lines: str) -> None:
+        while (found := (await served.http.get("/ready")).json().get("detail", [])) != [
+            f"demo: {one}" for one in lines
+        ]:
+            assert await becomes(served, 200)
+        (card,) = (await served.http.get("/v1/models")).json()["data"]
+        assert card["detail"] == [line.removeprefix("demo: ") for line in found]
+
+    absent = "drafter none yet: none there"
+    async with target() as there:
+        model = LocalModel("demo", (there.address,), drafters)
+        async with LocalBackend(model) as outputs, front(outputs) as served, asyncio.timeout(60):
+            await shown("drafter small: not there yet (unreachable); tried again", absent)
+            async with Server(DRAFTER, PuppetService(description=described), Listening(port=port, grace_seconds=0)):
+                await shown(absent)
+            await shown("drafter small: lost; tried again", absent)
+            other = replace(described, fingerprint="f2", tokenizer_json="{}")
+            async with Server(DRAFTER, PuppetService(description=other), Listening(port=port, grace_seconds=0)):
+                while "small: not used: the tokenizer of the drafter" not in await becomes(served, 200):
+                    pass
+
+
+async def test_targets_that_differ_from_the_start_have_answered() -> None:
+    second = Server(TARGET, other_model(), Listening(port=free_port(), grace_seconds=0))
+    async with target() as first, second:
+        model = LocalModel("demo", (first.address, second.address))
+        async with LocalBackend(model) as outputs, front(outputs) as served:
+            assert "no target could be used since the start" in await becomes(served, 503)
+
+
+async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_the_model_or_not() -> None:
+    port = free_port()
+    async with (
+        LocalBackend(LocalModel("demo", (f"127.0.0.1:{port}",), aliases=("other",))) as outputs,
+        front(outputs) as served,
+        asyncio.timeout(60),
+    ):
+        assert (await served.post("/tokenize", prompt="x")).status_code == 503
+        async with target(port):
+            assert (await served.post("/tokenize", prompt="x")).json()["count"] == 1
+
+
+async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
+    outputs = FakeBackend(served=())
+    async with (
+        front(outputs) as served,
+        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
+        health(server.address) as stub,
+        asyncio.timeout(60),
+    ):
+        assert "no model can be served yet" in await becomes(served, 503)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == STATUS.NOT_SERVING
+        outputs.served = (TOY, replace(TOY, name="gone", there=False))
+        assert (await watch.read()).status == STATUS.SERVING
+        assert await becomes(served, 200) == '{"status":"ready","models":["toy"]}'
+        watch.cancel()

@@ -1,18 +1,24 @@
-"""Lines of the log, as people and programs read them."""
+"""Lines of the log, as people and programs read them; one id finds those of all that worked for a request."""
 
 import io
 import json
 import logging
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
-from crossdraft.client import GenerationRequest
+from crossdraft.client import GenerationRequest, Overlap
 from crossdraft.config.service import LogFormat, LogLevel
+from crossdraft.drafter.ngram import ServeNgram, ngram_server
+from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.log_context import about
-from crossdraft.serving.backend import OutputRequest
+from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
-from tests.serving.fakes import FakeBackend
+from crossdraft.target.service import ServeTarget, target_server
+from tests.rpc.linked import AT_ONCE
+from tests.serving.exposed import samples, value
 
 log = logging.getLogger("crossdraft.somewhere")
 
@@ -78,14 +84,40 @@ def test_the_level_and_the_end() -> None:
     assert stream.getvalue() == ""
 
 
-async def test_an_output_says_its_request_and_how_it_ended() -> None:
-    stream = io.StringIO()
-    measured = MeasuredBackend(FakeBackend(), Metrics())
+# In lock-step the output waits for its drafter, however late that is.
+REQUEST = OutputRequest("", "tiny", GenerationRequest("abcabcabc", max_tokens=60, ignore_eos=True, overlap=Overlap.OFF))
+
+
+async def test_a_request_is_found_in_every_services_lines() -> None:
+    stream, metrics = io.StringIO(), Metrics()
     with logged(LogFormat.JSON, stream=stream):
-        async for _ in measured.stream(OutputRequest("req-9", "toy", GenerationRequest("a"))):
-            log.info("the caller's own line")
+        async with (
+            await target_server(ServeTarget(ModelOptions("bundled:target", budget=128, threads=1), AT_ONCE)) as target,
+            ngram_server(ServeNgram(listening=AT_ONCE)) as drafter,
+        ):
+            model = LocalModel("tiny", (target.address,), (NamedDrafter("copy", (drafter.address,)),))
+            async with LocalBackend(model) as outputs:
+                measured = MeasuredBackend(outputs, metrics)
+                for name in ("req-one", "req-two"):
+                    async with aclosing(measured.stream(replace(REQUEST, id=name))) as made:
+                        async for _ in made:
+                            log.info("the caller's own line")
     written = lines(stream)
-    of_output = [line for line in written if str(line["message"]).startswith("output")]
-    assert [line.get("request_id") for line in of_output] == ["req-9", "req-9"]
-    assert "output ended (stop)" in str(of_output[-1]["message"])
     assert not [line for line in written if "own line" in str(line["message"]) and "request_id" in line]
+    for name in ("req-one", "req-two"):
+        mine = [line for line in written if line.get("request_id") == name]
+        requested, ended = [text for line in mine if (text := str(line["message"])).startswith("output")]
+        assert (requested.partition(":")[0], ended.partition(" after")[0]) == (
+            "output requested",
+            "output ended (length)",
+        )
+        roles = {str(line.get("session", "")).partition("-")[0] for line in mine}
+        assert roles == {"", "target", "drafter"}
+        opened = [line for line in mine if line["message"] == "session opened"]
+        assert len(opened) == 2
+        assert all(line["peer"] for line in opened)
+    peers = {"role": "target", "peer": target.address}
+    text = metrics.text()[0].decode()
+    assert value(text, "round_trip_seconds_count", peers) >= 2
+    assert value(text, "wire_bytes_total", peers | {"direction": "sent"}) > 0
+    assert {labels["peer"] for labels, _ in samples(text, "wire_bytes_total")} == {target.address, drafter.address}

@@ -1,19 +1,28 @@
-"""What is counted of outputs, whoever makes them."""
+"""What is counted of outputs, whoever makes them; the dashboard, the alerts and docs/metrics.md name what there is."""
 
 import asyncio
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 from crossdraft.client import GenerationRequest, Reason, RequestError
+from crossdraft.cluster.failover import LossMetrics
+from crossdraft.cluster.orchestrators import OrchestratorMetrics
+from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.generation import OutputEnded
+from crossdraft.rpc.handlers import CLOSED, Activity
+from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
 from crossdraft.serving.backend import OutputRequest, OverloadedError
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
-from crossdraft.types.statistics import BOUNDS, COARSE, PARTS, LaneFigures, Trips
-from tests.serving.exposed import samples, value
+from crossdraft.types.statistics import BOUNDS, COARSE, PARTS, LaneFigures, ModelStatistics, Trips
+from tests.serving.exposed import faults, names, samples, value
 from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
 
 REQUEST = OutputRequest("req-1", "toy", GenerationRequest("a"))
@@ -39,10 +48,13 @@ async def drained(measured: MeasuredBackend, order: OutputRequest = REQUEST) -> 
             pass
 
 
-async def exposed(outputs: FakeBackend, *times: float) -> str:
-    """The metrics of one output, whose order, items, end, and what is after it have these times between them."""
+async def exposed(outputs: FakeBackend, *times: float, orders: Sequence[OutputRequest] = (REQUEST,)) -> str:
+    """The metrics of outputs, of which order, items, end, and what is after it have these times between them."""
     metrics = Metrics()
-    await drained(MeasuredBackend(outputs, metrics, ticking(*times)))
+    measured = MeasuredBackend(outputs, metrics, ticking(*times))
+    for order in orders:
+        with suppress(LookupError):
+            await drained(measured, order)
     return metrics.text()[0].decode()
 
 
@@ -82,11 +94,7 @@ async def test_tokens_of_one_pass_have_no_time_between_them() -> None:
 
 
 async def test_statistics_are_added_up() -> None:
-    metrics = Metrics()
-    measured = MeasuredBackend(FakeBackend(reason=Reason.LENGTH), metrics)
-    await drained(measured)
-    await drained(measured)
-    text = metrics.text()[0].decode()
+    text = await exposed(FakeBackend(reason=Reason.LENGTH), orders=[REQUEST] * 2)
     spec = {"num_drafts_total": 4, "num_draft_tokens_total": 8, "num_accepted_tokens_total": 4}
     ended = {"prompt_tokens_total": 6, "target_passes_total": 4, "fallbacks_total": 0}
     check(text, {}, ended | {f"spec_decode_{name}": count for name, count in spec.items()})
@@ -107,12 +115,10 @@ async def test_what_crossed_the_wire_is_counted_by_peer(caplog: pytest.LogCaptur
         LaneFigures("drafter", "b:2", 3, 4, Trips(), "timed_out"),
         LaneFigures("drafter", "", 0, 0, Trips()),
     )
-    metrics = Metrics()
     ended = OutputEnded(Reason.STOP, replace(figures(1), lanes=lanes, drafter_lost="too slow"))
     with caplog.at_level("INFO", "crossdraft.serving"):
-        await drained(MeasuredBackend(FakeBackend(tokens=(), end=ended), metrics))
+        text = await exposed(FakeBackend(tokens=(), end=ended))
     assert caplog.messages[-1].endswith("; target at c:3 lost: unreachable; drafter lost: too slow")
-    text = metrics.text()[0].decode()
     target = {"role": "target", "peer": "a:1"}
     assert value(text, "wire_bytes_total", target | {"direction": "sent"}) == 10
     assert value(text, "wire_bytes_total", target | {"direction": "received"}) == 20
@@ -185,15 +191,9 @@ async def test_failures_are_counted_by_cause(fault: Exception, cause: str) -> No
 
 
 async def test_clients_cannot_make_labels() -> None:
-    metrics = Metrics()
-    measured = MeasuredBackend(FakeBackend(), metrics)
-    for number in range(20):
-        with suppress(LookupError):
-            await drained(measured, replace(REQUEST, model=f"made-up-{number}"))
-        await drained(measured, replace(REQUEST, drafter=f"made-up-{number}"))
-    await drained(measured, replace(REQUEST, drafter="small"))
-    await drained(measured, replace(REQUEST, drafter=""))
-    text = metrics.text()[0].decode()
+    models = [replace(REQUEST, model=f"made-up-{number}") for number in range(20)]
+    others = [replace(REQUEST, drafter=name) for name in (*(one.model for one in models), "small", "")]
+    text = await exposed(FakeBackend(), orders=[*models, *others])
     seen = {labels["model_name"] for labels, _ in samples(text, "num_requests_waiting")}
     assert seen == {"toy", "unknown"}
     drafters = {labels["drafter"] for labels, _ in samples(text, "request_success_total")}
@@ -201,23 +201,102 @@ async def test_clients_cannot_make_labels() -> None:
 
 
 async def test_an_output_whose_drafter_was_chosen_for_it_is_counted_under_its_name() -> None:
-    metrics, ended = Metrics(), OutputEnded(Reason.STOP, replace(figures(1), drafter="small"))
-    await drained(MeasuredBackend(FakeBackend(end=ended), metrics), replace(REQUEST, drafter="auto"))
-    text = metrics.text()[0].decode()
+    ended = OutputEnded(Reason.STOP, replace(figures(1), drafter="small"))
+    text = await exposed(FakeBackend(end=ended), orders=[replace(REQUEST, drafter="auto")])
     assert {labels["drafter"] for labels, _ in samples(text, "request_success_total")} == {"small"}
     assert {labels["drafter"] for labels, _ in samples(text, "time_to_first_token_seconds_count")} == {"auto"}
 
 
 async def test_a_model_whose_target_is_not_there_yet_has_its_name() -> None:
-    metrics, outputs = Metrics(), FakeBackend(unreached=(replace(TOY, name="late"),))
-    with suppress(LookupError):
-        await drained(MeasuredBackend(outputs, metrics), replace(REQUEST, model="late"))
-    ((labels, count),) = samples(metrics.text()[0].decode(), "request_failures_total")
+    outputs = FakeBackend(unreached=(replace(TOY, name="late"),))
+    text = await exposed(outputs, orders=[replace(REQUEST, model="late")])
+    ((labels, count),) = samples(text, "request_failures_total")
     assert (labels["model_name"], labels["drafter"], count) == ("late", "default", 1)
 
 
 async def test_positions_are_bounded() -> None:
-    metrics, figured = Metrics(), replace(figures(1), accepted_at=(1,) * 1000)
-    await drained(MeasuredBackend(FakeBackend(end=OutputEnded(Reason.STOP, figured)), metrics), REQUEST)
-    counted = samples(metrics.text()[0].decode(), "spec_decode_num_accepted_tokens_per_pos_total")
+    ended = OutputEnded(Reason.STOP, replace(figures(1), accepted_at=(1,) * 1000))
+    counted = samples(await exposed(FakeBackend(end=ended)), "spec_decode_num_accepted_tokens_per_pos_total")
     assert {labels["position"]: count for labels, count in counted} == {str(one): 1 for one in range(32)} | {"32+": 968}
+
+
+FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "crossdraft.json"
+ALERTS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "alerts.yaml"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+NAME = re.compile(rf"{PREFIX}[a-zA-Z0-9_]+")
+
+
+USED = ModelStatistics(5, 0.5, {1: 3, 2: 1, 300: 1}, 40, 4, 1, 7, 0.25, 1)
+
+
+@pytest.fixture
+async def front() -> str:
+    """What a front says after an output."""
+    return await exposed(FakeBackend())
+
+
+@pytest.fixture
+def service() -> str:
+    """What a service says after a session."""
+    registry, activity = Registry(), Activity("target", SessionOptions())
+    registry.register(ServiceMetrics("target", "toy", activity, lambda: USED))
+    activity.end(activity.begin("", "", ""), CLOSED)
+    return exposition(registry)[0].decode()
+
+
+def queries() -> Iterator[str]:
+    board = json.loads(FILE.read_text())
+    for panel in board["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+    for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+
+
+def cluster() -> list[str]:
+    """What a cluster's processes say besides."""
+    losses, orchestrator = Registry(), OrchestratorMetrics("toy")
+    LossMetrics(losses, ["toy"])
+    return [exposition(one)[0].decode() for one in (losses, orchestrator.registry)]
+
+
+def test_every_metric_that_the_dashboard_and_alerts_ask_for_is_there(front: str, service: str) -> None:
+    asked = {name for query in queries() for name in NAME.findall(query)}
+    assert len(asked) > 30
+    assert asked <= {name for text in (front, service, *cluster()) for name in names(text)}
+    assert {f"{PREFIX}{name}" for name in ("orchestrators_lost_total", "output_resume_seconds_bucket")} <= asked
+
+
+def test_a_first_loss_is_an_increase() -> None:
+    text, _ = cluster()
+    assert value(text, "orchestrators_lost_total", {"model_name": "toy"}) == 0
+    assert value(text, "output_resume_seconds_count", {"model_name": "toy"}) == 0
+
+
+def test_the_text_keeps_to_the_rules_of_prometheus(front: str, service: str) -> None:
+    assert faults(front) == []
+    assert faults(service) == []
+
+
+def test_openmetrics_is_spoken_where_it_is_asked_for(front: str) -> None:
+    text, kind = Metrics().text("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert text.endswith(b"# EOF\n")
+    assert "# EOF" not in front
+    assert "_created" not in front
+
+
+def test_buckets_of_batches_hold_all_that_is_below_them(service: str) -> None:
+    found = dict(re.findall(r'service_batch_size_bucket{le="([^"]+)"[^}]*} (\S+)', service))
+    assert (found["1.0"], found["2.0"], found["128.0"], found["+Inf"]) == ("3.0", "4.0", "4.0", "5.0")
+    assert "crossdraft_service_batch_size_sum" in service
+
+
+def test_every_metric_is_on_the_page_and_nothing_else(front: str, service: str) -> None:
+    there = {name for text in (front, service, *cluster()) for name in names(text)}
+    families = {re.sub(r"_(bucket|sum|count)$", "", name).removeprefix(PREFIX) for name in there}
+    table = "\n".join(line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `"))
+    told = {name.split("{")[0] for name in re.findall(r"`([^`]+)`", table)}
+    assert {name.replace("…", "spec_decode_num_accepted_tokens") for name in told} == families

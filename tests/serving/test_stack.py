@@ -27,7 +27,7 @@ from crossdraft.types.request import Chat, Message
 from tests.client.together import ended
 from tests.endtoend.reference import Reference
 from tests.rpc.linked import AT_ONCE
-from tests.serving.http.conftest import MESSAGES, Front, front
+from tests.serving.http.conftest import MESSAGES, Front, fault, front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX = 8  # outputs at once
@@ -156,7 +156,8 @@ async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) 
     """Whole, parsed and streamed; with log-probabilities, which are those of what may be written."""
     chat = stack.front.openai.chat.completions
     asked: Any = {"model": "demo", "messages": MESSAGES, "seed": 5, "max_completion_tokens": 200}
-    asked["extra_body"] = {"speculative": {"drafter": drafter}, "guided_whitespace_pattern": " ?"}
+    spaces = {"whitespace_pattern": " ?"}
+    asked["extra_body"] = {"speculative": {"drafter": drafter}, "structured_outputs": spaces}
     parsed = await chat.parse(**asked, response_format=Point)
     assert parsed.choices[0].finish_reason == "stop"
     assert isinstance(point := parsed.choices[0].message.parsed, Point)
@@ -194,19 +195,12 @@ async def test_leaving_releases_the_sessions(stack: Stack) -> None:
     await stack.released()
 
 
-async def test_what_is_served(stack: Stack) -> None:
-    card, _ = (await stack.front.openai.models.list()).data
-    found = card.to_dict()
-    assert (found["id"], found["drafters"], found["chats"]) == ("demo", ["b"], True)
-    methods = found["methods"]
-    assert isinstance(methods, list)
-    assert {"slem", "seeded", "coupled", "tli"} <= set(methods)
-    assert "standard" not in methods
-
-
-async def test_a_further_name_is_the_same_model(stack: Stack) -> None:
-    cards = (await stack.front.openai.models.list()).data
-    assert [(card.id, (card.model_extra or {})["root"]) for card in cards] == [("demo", "demo"), ("other", "demo")]
+async def test_what_is_served_also_under_a_further_name(stack: Stack) -> None:
+    cards: list[Any] = [card.to_dict() for card in (await stack.front.openai.models.list()).data]
+    assert [(card["id"], card["root"]) for card in cards] == [("demo", "demo"), ("other", "demo")]
+    assert (cards[0]["drafters"], cards[0]["chats"]) == (["b"], True)
+    assert {"slem", "seeded", "coupled", "tli"} <= set(cards[0]["methods"])
+    assert "standard" not in cards[0]["methods"]
     done = await stack.complete(model="other", max_tokens=4)
     assert (done.model, done.choices[0].text) == ("other", await stack.text(max_tokens=4))
     unnamed = await stack.front.post("/v1/completions", prompt=PROMPT, temperature=0, max_tokens=4)
@@ -219,6 +213,11 @@ async def test_the_tokenizer_is_the_targets(stack: Stack) -> None:
     assert ids == stack.direct.models.tokenization.encode_prompt(PROMPT)
     assert (found["max_model_len"], len(found["token_strs"])) == (1024, len(ids))
     assert (await stack.front.post("/detokenize", tokens=ids)).json() == {"prompt": PROMPT}
+    unknown = fault(await stack.front.post("/detokenize", tokens=[10**6]))
+    assert (unknown["param"], unknown["message"].partition(";")[0]) == (
+        "tokens",
+        "there is no token with the id 1000000",
+    )
     chat = (await stack.front.post("/tokenize", messages=MESSAGES)).json()["tokens"]
     text = (await stack.front.post("/detokenize", tokens=chat)).json()["prompt"]
     assert text == "User: Say\n\nAssistant:"
@@ -293,14 +292,12 @@ async def test_an_echo_is_the_text_of_the_prompt_also_where_its_tokenizer_begins
         server = await target_server(ServeTarget(ModelOptions("bundled:drafter-a", budget=64, threads=1), AT_ONCE))
         model = LocalModel("demo", ((await exits.enter_async_context(server)).address,))
         http = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(model))))
+        asked: dict[str, Any] = {"model": "demo", "max_tokens": 2, "echo": True}
         for prompt in (PROMPT, f" {PROMPT}", reference.encode(PROMPT)):
             text = prompt if isinstance(prompt, str) else PROMPT
             for logprobs in (None, 0):
-                choice = (
-                    await http.openai.completions.create(
-                        model="demo", prompt=prompt, max_tokens=2, echo=True, logprobs=logprobs
-                    )
-                ).choices[0]
+                done = await http.openai.completions.create(**asked, prompt=prompt, logprobs=logprobs)
+                choice = done.choices[0]
                 assert choice.text.startswith(text)
                 offsets = choice.logprobs and choice.logprobs.text_offset
                 assert not offsets or offsets[-2] == len(text)
@@ -381,7 +378,7 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
         backend = await exits.enter_async_context(LocalBackend(LocalModel("demo", (target.address,), named)))
         both = await exits.enter_async_context(front(backend))
         for name in ("b", "copies"):
-            await backend._connections[name].open()
+            await backend._pipelines[name].open()
         asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
         texts, used = set(), []
         for chosen in ("b", "copies", "none", *["auto"] * 4, None):

@@ -425,8 +425,8 @@ def test_an_id_that_is_allowed_twice_is_sent_once() -> None:
         ("bad_word_ids", ((1,),) * 2049, "2048 entries"),
         ("allowed_token_ids", (1,) * (2**20 + 1), "1048576 entries"),
         ("bad_word_ids", ((1,) * 1000,) * 66, "65536 ids"),
-        ("bad_words", ("a" * 1000,) * 66, "65536 characters, with those of stop"),
-        ("stop", ("a" * 2000,) * 33, "65536 characters, with those of stop"),
+        ("bad_words", ("a" * 1000,) * 66, "65536 characters, those of stop and bad_words together"),
+        ("stop", ("a" * 2000,) * 33, "65536 characters, those of stop and bad_words together"),
     ],
 )
 def test_lists_have_a_limit_whoever_asks(name: str, value: tuple[object, ...], most: str) -> None:
@@ -522,7 +522,7 @@ def test_a_token_beyond_the_rows_is_refused_in_prompts_chats_and_bad_words() -> 
 
 def test_an_id_that_the_target_has_not() -> None:
     about = described()
-    with pytest.raises(RequestError, match=rf"has the id {about.vocabulary_size}; the target's ids are 0 to"):
+    with pytest.raises(RequestError, match=rf"no token with the id {about.vocabulary_size}; the target's ids are 0 to"):
         prompts((1, about.vocabulary_size), about)
 
 

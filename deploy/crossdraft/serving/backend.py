@@ -7,8 +7,8 @@ here, orchestrators on other nodes in a cluster. All values can be pickled: insi
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, Self
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 DECODE_PLAINLY = ""  # in place of the name of a drafter
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
+TRIED_EVERY = 2.0  # seconds between two attempts to reach services that are not there
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
 Addresses = tuple[str, ...]  # host:port
 
@@ -87,9 +88,13 @@ class Backend(Protocol):
         ...
 
 
-def own_names(backend: Backend) -> Sequence[str]:
-    """Of all models that are configured, without further names of them."""
-    return tuple(dict.fromkeys(backend.names.values()))
+def model_of(backend: Backend, name: str | None) -> str:
+    """The model that a request names, or the only one, which may not be there yet. Raises RequestError: there are
+    several."""
+    own = tuple(dict.fromkeys(backend.names.values()))
+    if not name and len(own) != 1:
+        raise RequestError(f"name the model; there are {', '.join(own)}", "model")
+    return name or own[0]
 
 
 class UnknownModelError(LookupError):
@@ -162,24 +167,34 @@ class LocalOptions:
 
 
 @dataclass(eq=False)
-class Connection:
-    """One pipeline, shared by all outputs of a model and drafter, and opened by the first that needs it."""
+class SharedPipeline:
+    """One pipeline, shared by all outputs of a model and drafter."""
 
     make: Callable[[Addresses, Addresses], Pipeline]  # not open yet, to these targets and drafters
     targets: Addresses
     drafters: Addresses
     pipeline: Pipeline | None = None  # once it is open
     _opening: asyncio.Task[Pipeline] | None = field(default=None, init=False)
+    _trying: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def open(self) -> Pipeline:
         """The pipeline; concurrent callers wait for the same attempt. Raises ServiceError: no target answers, or
         targets and drafters do not go together."""
-        return await asyncio.shield(self._attempt()) if self.pipeline is None else self.pipeline
+        if self.pipeline is not None:
+            return self.pipeline
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open())
+        return await asyncio.shield(self._opening)
 
     def begin(self) -> None:
-        """Starts an attempt, unless it is open. `pipeline` shows whether it succeeded."""
-        if self.pipeline is None:
-            self._attempt().add_done_callback(lambda attempt: attempt.cancelled() or attempt.exception())
+        """Opens it in the background, as soon as its services are there."""
+        self._trying = asyncio.create_task(self._try())
+
+    async def _try(self) -> None:
+        while self.pipeline is None:
+            with suppress(ServiceError, ValueError):  # the latter: TLS files that are wrong for a while
+                await self.open()
+            await asyncio.sleep(TRIED_EVERY)
 
     async def follow(self, targets: Addresses, drafters: Addresses) -> None:
         """Uses these services from now on; sessions that run on others move there."""
@@ -188,16 +203,11 @@ class Connection:
             await self.pipeline.follow(targets, drafters)
 
     async def close(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
+        for task in filter(None, (self._trying, self._opening)):
+            task.cancel()
+            await asyncio.wait([task])
         if self.pipeline is not None:
             await self.pipeline.__aexit__(None, None, None)
-
-    def _attempt(self) -> asyncio.Task[Pipeline]:
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-        return self._opening
 
     async def _open(self) -> Pipeline:
         used = self.targets, self.drafters
@@ -214,25 +224,25 @@ class Connection:
 class LocalBackend:
     """A `Backend` of one model, with one pipeline for each drafter. Use it with `async with`.
 
-    All are opened at the start; that of the default drafter is awaited. One that cannot be opened is tried again with
-    the next request for it, and whenever `models` is called. Outputs without a drafter are made on the default one's
-    pipeline. An output that leaves the drafter to the server gets the fastest one (`speculation.drafters`).
+    All are opened at the start; that of the default drafter is awaited. One that cannot be opened is tried again in the
+    background, and with the next request for it. Outputs without a drafter are made on the default one's pipeline. An
+    output that leaves the drafter to the server gets the fastest one (`speculation.drafters`).
     """
 
     def __init__(self, model: LocalModel, options: LocalOptions | None = None) -> None:
         self._options = options or LocalOptions()
         self._model = model
         self._created = int(time.time())
-        named = {drafter.name: self._connection_to(drafter.addresses, drafter.trusted) for drafter in model.drafters}
-        self._connections = named or {DECODE_PLAINLY: self._connection_to()}
+        named = {drafter.name: self._to(drafter.addresses, drafter.trusted) for drafter in model.drafters}
+        self._pipelines = named or {DECODE_PLAINLY: self._to()}
         self._choice = DrafterChoice()
         self.running = 0  # outputs
         self._mean_seconds = 0.0  # moving average of an output's duration
 
     async def __aenter__(self) -> Self:
         """Tries to connect; logs what fails."""
-        for connection in self._connections.values():
-            connection.begin()
+        for shared in self._pipelines.values():
+            shared.begin()
         try:
             await self._default.open()
         except ServiceError as error:
@@ -240,17 +250,15 @@ class LocalBackend:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for connection in self._connections.values():
-            await connection.close()
+        for shared in self._pipelines.values():
+            await shared.close()
 
     @property
     def names(self) -> Mapping[str, str]:
         return dict.fromkeys(self._model.names, self._model.name)
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """The model by all of its names, once its pipeline is open; begins, without waiting, to open the others."""
-        for connection in self._connections.values():
-            connection.begin()
+        """The model by all of its names, once its pipeline is open."""
         pipeline = self._default.pipeline
         return () if pipeline is None else tuple(self._served(name, pipeline) for name in self._model.names)
 
@@ -274,7 +282,7 @@ class LocalBackend:
         """What is not as it should be, in sentences."""
         faults = [f"targets: {default.target_fault}" if default.target_fault else ""]
         for drafter in self._model.drafters:
-            pipeline = self._connections[drafter.name].pipeline
+            pipeline = self._pipelines[drafter.name].pipeline
             fault = "none there" if not drafter.addresses else "" if pipeline is None else pipeline.drafter_fault
             faults.append(f"drafter {drafter.name}: {fault}" if fault else "")
         return tuple(filter(None, faults))
@@ -284,9 +292,9 @@ class LocalBackend:
         return await (await self._default.open()).written(asked, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
-        self._connection(request)  # raises if there is none
+        self._of(request)  # raises if there is none
         with self._admitted(), self._choosing(request) as request:
-            pipeline, begun = await self._connection(request).open(), False
+            pipeline, begun = await self._of(request).open(), False
             while True:
                 try:
                     async with aclosing(self._made(request, pipeline)) as items:
@@ -313,7 +321,7 @@ class LocalBackend:
 
     def _gains(self, asked: GenerationRequest) -> Gains:
         """Of the drafters that can draft for a request now."""
-        pipelines = [(name, self._connections[name].pipeline) for name in self._model.drafter_names]
+        pipelines = [(name, self._pipelines[name].pipeline) for name in self._model.drafter_names]
         there = {name: one for name, one in pipelines if one is not None}
         load = max((one.load for one in there.values()), default=1.0)
         return {name: gain for name, one in there.items() if (gain := one.gain(asked, load)) is not None}
@@ -348,34 +356,34 @@ class LocalBackend:
         """Uses these addresses of the model's services from now on; sessions that run on others move there. Raises
         ValueError: the model or one of its drafters has a name that was not served before."""
         drafters = {drafter.name: drafter.addresses for drafter in model.drafters} or {DECODE_PLAINLY: ()}
-        known = sorted(self._connections)
+        known = sorted(self._pipelines)
         if model.name != self._model.name or known != sorted(drafters):
             raise ValueError(f"{self._model.name!r} is served with {known}, not {model.name!r} with {sorted(drafters)}")
         self._model = model
         for name, addresses in drafters.items():
-            await self._connections[name].follow(model.targets, addresses)
+            await self._pipelines[name].follow(model.targets, addresses)
 
-    def _connection_to(self, drafters: Addresses = (), trusted: bool = True) -> Connection:
+    def _to(self, drafters: Addresses = (), trusted: bool = True) -> SharedPipeline:
         options = self._options
         make = partial(connect, patience=options.patience, tls=options.tls, trusted=trusted, updated=options.updated)
-        return Connection(make, self._model.targets, drafters)
+        return SharedPipeline(make, self._model.targets, drafters)
 
-    def _connection(self, request: OutputRequest) -> Connection:
+    def _of(self, request: OutputRequest) -> SharedPipeline:
         self._check(request.model)
         model, name = self._model, request.drafter
         name = model.default_drafter if name in (None, AUTO, DECODE_PLAINLY) else name
-        if name not in self._connections:
+        if name not in self._pipelines:
             there = ", ".join(model.drafter_names) or "none"
             raise UnknownDrafterError(f"{model.name!r} has no drafter {name!r}; there is {there}")
-        return self._connections[name]
+        return self._pipelines[name]
 
     def _check(self, name: str) -> None:
         if name not in self._model.names:
             raise UnknownModelError(f"there is no model {name!r}; there is {', '.join(self._model.names)}")
 
     @property
-    def _default(self) -> Connection:
-        return self._connections[self._model.default_drafter]
+    def _default(self) -> SharedPipeline:
+        return self._pipelines[self._model.default_drafter]
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:

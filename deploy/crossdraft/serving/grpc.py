@@ -1,4 +1,4 @@
-"""The service crossdraft.v1.Generation in front of a `Backend`, and how its messages become the pipeline's values."""
+"""The service crossdraft.v1.Generation in front of a `Backend`."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
-from crossdraft.client import GenerationRequest, RequestError
+from crossdraft.client import RequestError
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import SERVICE, Committed, Generate, GenerationHandlers, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.server import Endpoint, Listening, Serving
@@ -20,10 +20,9 @@ from crossdraft.serving.backend import (
     OutputRequest,
     OverloadedError,
     UnknownModelError,
-    own_names,
+    model_of,
 )
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
-from crossdraft.session.models import requested_method
 from crossdraft.types.output import ServedModel
 from crossdraft.types.request import PromptTooLongError
 
@@ -94,8 +93,8 @@ class GenerationServer(Serving, GenerationHandlers):
     async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
         """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
         began = time.monotonic()
-        model = self._model(request)
         with self._counted(), _errors_of_clients():
+            model = model_of(self._backend, request.model)
             scope = scope_of(request.authorization, request.request.cache_salt, self._keys)
             output = OutputRequest(request.id, model, request.request.unchecked(cache_salt=scope), request.drafter)
             async with aclosing(self._backend.stream(output)) as items:
@@ -117,14 +116,6 @@ class GenerationServer(Serving, GenerationHandlers):
             yield
         finally:
             self.running -= 1
-
-    def _model(self, request: Generate) -> str:
-        if request.model:
-            return request.model
-        names = own_names(self._backend)
-        if len(names) != 1:
-            raise errors.BadRequest(f"name the model; there are {', '.join(names)}")
-        return names[0]
 
     @property
     def address(self) -> str:
@@ -159,16 +150,3 @@ class GenerationServer(Serving, GenerationHandlers):
     def ready_line(self) -> str:
         line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
         return json.dumps(line | self.marks | ({"metrics": self.metrics} if self.metrics else {}))
-
-
-LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session
-
-
-def asked_of(request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = "") -> Generate:
-    """The message for a request. Raises RequestError: it has settings that a server cannot carry out, or a method that
-    no pair of models could do."""
-    requested_method(request)  # here rather than by the server, so that nothing is sent
-    for setting in LOCAL_ONLY:
-        if getattr(request, setting):
-            raise RequestError(f"{setting} is not for a server: leave it out (--{setting}), or generate with --target")
-    return Generate(request, name, model, drafter)

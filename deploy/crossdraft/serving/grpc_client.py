@@ -12,8 +12,10 @@ from crossdraft.client import GenerationRequest, RequestError, Token
 from crossdraft.client.api import TokenStream
 from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.generation import Generate, GenerationClient, OutputEnded, PromptTokens, Reply
-from crossdraft.serving import grpc
+from crossdraft.session.models import requested_method
 from crossdraft.speculation.choice import Decision
+
+LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session
 
 
 class Client(GenerationClient):
@@ -30,8 +32,13 @@ class Client(GenerationClient):
     ) -> "RemoteGeneration":
         """One output of a request, of a model of the server, or its only one, with one of its drafters (None: the
         fastest, empty: none), under this id, or one that the server makes. Raises RequestError: a server cannot do what
-        it asks for."""
-        return RemoteGeneration(self, grpc.asked_of(request, model, drafter, name))
+        it asks for, or no pair of models can."""
+        requested_method(request)  # here rather than by the server, so that nothing is sent
+        for setting in LOCAL_ONLY:
+            if getattr(request, setting):
+                how = f"leave it out (--{setting}), or generate with --target"
+                raise RequestError(f"{setting} is not for a server: {how}")
+        return RemoteGeneration(self, Generate(request, name, model, drafter))
 
 
 class RemoteGeneration(TokenStream):

@@ -151,7 +151,7 @@ def _target_ids(prompt: Prompt, models: Models, special: bool = True, whole: boo
         last = tokenization.vocabulary.size - 1
         wrong = [token for token in prompt if token > last]
         if wrong:
-            raise RequestError(f"the prompt has the id {wrong[0]}; the target's ids are 0 to {last}", "prompt")
+            raise RequestError(f"there is no token with the id {wrong[0]}; the target's ids are 0 to {last}", "prompt")
         return prompt
     text = _rendered(prompt, models.target) if isinstance(prompt, Chat) else prompt
     size, longest = len(text.encode()) if whole else 0, tokenization.longest

@@ -202,7 +202,7 @@ class GenerationRequest(Watching, Speculation, Reading, Output):
         for name, most, got, what in (
             *((name, most, len(lists[name]), "entries") for name, most in MAX_ENTRIES.items()),
             ("bad_word_ids", MAX_TEXT, ids, "ids"),
-            ("bad_words", MAX_TEXT, text, "characters, with those of stop"),
+            ("stop" if self.stop else "bad_words", MAX_TEXT, text, "characters, those of stop and bad_words together"),
         ):
             if got > most:
                 raise RequestError(f"{name} must have at most {most} {what}, not {got}", name)

@@ -41,6 +41,14 @@ class Front:
     openai: AsyncOpenAI
     http: httpx.AsyncClient
 
+    async def complete(self, **asked: Any) -> Any:
+        """A completion, or a stream, by the official client."""
+        return await self.openai.completions.create(**{"model": "toy", "prompt": "Say"} | asked)
+
+    async def chat(self, **asked: Any) -> Any:
+        """The same of a chat."""
+        return await self.openai.chat.completions.create(**{"model": "toy", "messages": MESSAGES} | asked)
+
     async def post(self, path: str, **body: object) -> httpx.Response:
         """Any body, also one that the official client would not send."""
         return await self.http.post(path, json=body)

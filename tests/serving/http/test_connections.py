@@ -1,24 +1,30 @@
-"""Connections that send too much, too slowly or nothing, and too many of them."""
+"""The server: connections that are bounded, TLS, clients that leave, and its end."""
 
 import asyncio
 import json
+import logging
 import resource
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
+import httpx2 as httpx
 import pytest
+from openai import APIError
 
-from crossdraft.config.api import ConnectionOptions
-from crossdraft.rpc.security import FrontFiles
+from crossdraft.client import Kind, Token
+from crossdraft.config.api import ConnectionOptions, RateOptions
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.security import FrontFiles, TlsError
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.http import make_app
+from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.connections import Connection, Connections
 from crossdraft.serving.http.server import HttpServer
 from tests.rpc.certificates import Cluster
 from tests.serving.fakes import FakeBackend
+from tests.serving.http.conftest import Front, fault, front
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
@@ -51,17 +57,40 @@ class Limited:
         found[0]._late()
 
 
+def server_of(
+    outputs: FakeBackend | None = None, tls: FrontFiles | None = None, host: str = "127.0.0.1", port: int = 0,
+    **limits: float,
+) -> HttpServer:  # fmt: skip
+    listening = Listening(host, port, grace_seconds=0, tls=tls)
+    given = ConnectionOptions(**limits)  # type: ignore[arg-type]
+    return HttpServer(make_app(outputs or FakeBackend()), listening, limits=given)
+
+
 @asynccontextmanager
 async def limited(
     outputs: FakeBackend | None = None, tls: FrontFiles | None = None, **limits: float
 ) -> AsyncIterator[Limited]:
-    given = ConnectionOptions(**limits)  # type: ignore[arg-type]
-    listening = Listening(grace_seconds=0, tls=tls)
-    async with HttpServer(make_app(outputs or FakeBackend()), listening, limits=given) as server:
+    async with server_of(outputs, tls, **limits) as server:
         running = Limited(server.address, server._server._connections)
         yield running
         for writer in running.opened:
             writer.close()
+
+
+def files(cluster: Cluster, hosts: tuple[str, ...] = ("127.0.0.1",)) -> FrontFiles:
+    made = cluster.files("front", hosts)
+    return FrontFiles(made.certificate, made.key)
+
+
+def trusting(cluster: Cluster) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(cluster.folder / "ca.pem"))
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
+    """The only warning."""
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    (said,) = [record for record in warnings if record.name != "asyncio"]  # others' come late
+    return said
 
 
 async def rest(streams: Streams) -> bytes:
@@ -132,9 +161,8 @@ async def test_the_time_of_a_request_is_limited() -> None:
             assert not (await rest(await server.connect(sent))).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_tls_handshake_that_does_not_come(tmp_path: Path) -> None:
-    made = Cluster(tmp_path / "ours").files("front", ("127.0.0.1",))
-    async with limited(tls=FrontFiles(made.certificate, made.key), header_seconds=SHORT) as server:
+async def test_a_tls_handshake_that_does_not_come(cluster: Cluster) -> None:
+    async with limited(tls=files(cluster), header_seconds=SHORT) as server:
         assert await rest(await server.connect()) in (b"", b"reset")
 
 
@@ -178,12 +206,165 @@ async def test_where_all_are_at_work_a_new_connection_is_closed() -> None:
 
 
 @pytest.mark.parametrize("secured", [False, True])
-async def test_silent_connections_leave_file_handles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secured: bool):
-    made = Cluster(tmp_path / "ours").files("front", ("127.0.0.1",))
+async def test_silent_connections_leave_file_handles(monkeypatch, cluster, secured):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))  # 6 connections
-    tls = FrontFiles(made.certificate, made.key) if secured else None
-    async with limited(tls=tls, header_seconds=3600) as server:
+    async with limited(tls=files(cluster) if secured else None, header_seconds=3600) as server:
         first, *_ = [await server.connect() for _ in range(10)]
         assert await rest(first) in (b"", b"reset")
-        trusted = ssl.create_default_context(cafile=made.ca) if secured else None
-        assert await answered(await server.connect(HEALTH, trusted)) == b"HTTP/1.1 200 OK\r\n"
+        again = await server.connect(HEALTH, trusting(cluster) if secured else None)
+        assert await answered(again) == b"HTTP/1.1 200 OK\r\n"
+
+
+LONG = (Token(1, "x" * 50_000, b"", Kind.BONUS, None),) * 1000  # 50 MB, more than sockets keep
+
+
+@pytest.fixture
+def outputs() -> FakeBackend:
+    return FakeBackend(waits_after=1)
+
+
+async def test_leaving_a_stream_ends_the_output(served: Front, outputs: FakeBackend) -> None:
+    stream = await served.complete(stream=True)
+    assert (await anext(stream)).choices[0].text == "He"
+    await outputs.wait_running(1)
+    await stream.close()
+    await outputs.wait_running(0)
+    assert outputs.yielded == 1
+
+
+@pytest.mark.parametrize(("streamed", "n"), [(False, 1), (False, 3), (True, 3)])
+async def test_leaving_before_the_answer_ends_all_choices(served: Front, outputs: FakeBackend, streamed: bool, n: int):
+    outputs.waits_after = 0
+    asking = asyncio.create_task(served.post("/v1/completions", prompt="Say", n=n, stream=streamed))
+    await outputs.wait_running(n)
+    asking.cancel()
+    await asyncio.wait([asking])
+    await outputs.wait_running(0)
+    assert outputs.yielded == 0
+
+
+async def test_a_client_that_does_not_read_is_given_up(outputs: FakeBackend) -> None:
+    outputs.tokens, outputs.waits_after = LONG, None
+    async with front(outputs, HttpOptions(rates=RateOptions(stalled_seconds=0.2))) as hasty:
+        body = {"prompt": "Say", "stream": True}
+        async with hasty.http.stream("POST", "/v1/completions", json=body) as response:
+            assert (response.status_code, len(outputs.requests)) == (200, 1)
+            await outputs.wait_running(0)
+            assert outputs.yielded < len(LONG)
+
+
+async def test_draining_lets_a_stream_end_takes_no_other_and_says_that_it_waits(outputs, caplog):
+    async with front(outputs, grace_seconds=30) as served:
+        stream = await served.complete(stream=True)
+        first = await anext(stream)
+        draining = asyncio.create_task(served.server.drain())
+        await refused(served.server.address)
+        assert not draining.done()
+        outputs.go_on.set()
+        texts = [first.choices[0].text, *[chunk.choices[0].text async for chunk in stream]]
+        assert texts == ["He", "é", ""]
+        await draining
+    assert "waiting up to 30 s (--grace-seconds) for 1 open requests to end" in caplog.messages
+
+
+async def test_the_grace_period_ends_what_goes_on_and_says_so_once(outputs, caplog):
+    async with front(outputs, grace_seconds=0) as served:
+        streams = [await served.complete(stream=True) for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+        waiting = asyncio.create_task(served.post("/v1/completions", prompt="Say"))
+        await outputs.wait_running(3)
+        await served.server.drain()
+        await outputs.wait_running(0)
+        for stream in streams:
+            with pytest.raises(APIError, match="the server ends; ask again later"):
+                await anext(stream)
+        assert fault(await waiting) == {
+            "message": "the server ends; ask again later", "type": "server_error", "param": None,
+            "code": "service_unavailable",
+        }  # fmt: skip
+        assert (await waiting).status_code == 503
+    said = warned(caplog)
+    assert said.getMessage() == "3 open requests are ended: the grace period of 0 s is over (--grace-seconds)"
+    assert said.exc_info is None
+
+
+async def test_a_drain_that_is_cancelled_ends_streams_at_once_and_with_an_event(outputs: FakeBackend) -> None:
+    async with front(outputs, grace_seconds=300) as served:
+        stream = await served.openai.responses.create(model="toy", input="Say", stream=True)
+        while (await anext(stream)).type != "response.output_text.delta":
+            pass
+        draining = asyncio.create_task(served.server.drain())
+        await refused(served.server.address)
+        draining.cancel()
+        events = [event async for event in stream]
+        assert [(one.type, one.code) for one in events] == [("error", "service_unavailable")]
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+        await outputs.wait_running(0)
+
+
+async def refused(address: str) -> None:
+    """Returns once nobody listens there any more."""
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, int(port))
+            except ConnectionResetError:
+                continue  # it waited to be accepted
+            except ConnectionRefusedError:
+                return
+            writer.close()
+
+
+async def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}.*choose another port"):
+            await server_of(port=port).start()
+
+
+def client(url: str, cluster: Cluster) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, verify=trusting(cluster), timeout=60)
+
+
+async def asked(url: str, cluster: Cluster) -> int:
+    async with client(url, cluster) as asking:
+        return (await asking.get("/health")).status_code
+
+
+async def test_a_renewed_certificate_is_served_to_new_connections_without_a_restart(cluster, caplog):
+    shown, outputs = files(cluster), FakeBackend(waits_after=1)
+    async with server_of(outputs, shown) as serving:
+        url = f"https://{serving.address}"
+        asking = {"prompt": "Say", "stream": True}
+        async with client(url, cluster) as early, early.stream("POST", "/v1/completions", json=asking) as reply:
+            files(cluster, ("10.1.2.3",))
+            with pytest.raises(httpx.ConnectError, match="mismatch"):
+                await asked(url, cluster)
+            outputs.go_on.set()
+            assert (await reply.aread()).endswith(b"data: [DONE]\n\n")  # what is open goes on
+        shown.key.write_text("half written")
+        with pytest.raises(httpx.ConnectError, match="mismatch"):
+            await asked(url, cluster)
+        files(cluster)
+        assert await asked(url, cluster) == 200
+        with pytest.raises(httpx.TransportError):
+            await asked(url.replace("https", "http"), cluster)
+        assert await asked(url, cluster) == 200
+    assert warned(caplog).getMessage().startswith("the certificate was not renewed, the one before is used on: ")
+
+
+async def test_it_does_not_start_with_files_that_it_cannot_use(cluster: Cluster) -> None:
+    shown = files(cluster)
+    shown.key.unlink()
+    with pytest.raises(TlsError, match="there is no file"):
+        await server_of(tls=shown).start()
+
+
+@pytest.mark.parametrize("secured", [False, True])
+async def test_a_port_that_is_open_to_others_in_plaintext_is_said(cluster, caplog, secured):
+    async with server_of(None, files(cluster) if secured else None, "0.0.0.0"):
+        pass
+    assert ("is open to whoever can reach it" in caplog.text) is not secured

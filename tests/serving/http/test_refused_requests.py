@@ -1,15 +1,78 @@
-"""Requests that are refused before anything is made: the client is told what to change."""
+"""Requests that are refused: who may ask, what a body must be, and what goes wrong later, in OpenAI's shape."""
 
 import asyncio
+import inspect
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import httpx2 as httpx
 import pytest
+from openai import APIError, APIStatusError, AuthenticationError, BadRequestError, RateLimitError
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
-from crossdraft.config.api import HttpSettings
-from crossdraft.serving.http import HttpOptions
-from tests.serving.fakes import FakeBackend
-from tests.serving.http.conftest import CHAT, COMPLETIONS, Front, fault, front
+from crossdraft.client import Reason, RequestError
+from crossdraft.config.api import HttpSettings, RateOptions
+from crossdraft.rpc import errors
+from crossdraft.rpc.generation import OutputEnded
+from crossdraft.serving import backend
+from crossdraft.serving.backend import OverloadedError, UnknownModelError
+from crossdraft.serving.http import HttpOptions, make_app
+from crossdraft.serving.http.errors import MEANINGS, refusal_of
+from crossdraft.serving.limits import Keys
+from crossdraft.trace.timeline import Span, What
+from crossdraft.types.request import PromptTooLongError
+from tests.serving.fakes import TOY, FakeBackend, figures
+from tests.serving.http.conftest import CHAT, COMPLETIONS, KEY, Front, fault, front
+
+
+async def test_keys_are_asked_for_where_a_model_is_used(outputs: FakeBackend) -> None:
+    async with front(outputs, HttpOptions(Keys.given(None, [KEY]))) as guarded:
+        assert (await guarded.openai.models.list()).data[0].id == "toy"
+        with pytest.raises(AuthenticationError, match="this API key is not known") as caught:
+            await guarded.openai.with_options(api_key=KEY + "!").models.list()
+        assert caught.value.response.headers["www-authenticate"] == "Bearer"
+        assert caught.value.code == "invalid_api_key"
+        for path in (COMPLETIONS, "/tokenize", "/detokenize"):
+            anonymous = await guarded.http.post(path, headers={"authorization": ""}, json={})
+            assert (anonymous.status_code, fault(anonymous)["type"]) == (401, "authentication_error")
+        assert (await guarded.post("/tokenize", prompt="Say")).status_code == 200
+        for path in ("/health", "/ready", "/openapi.json", "/"):
+            assert (await guarded.http.get(path, headers={"authorization": ""})).status_code == 200
+
+
+async def test_each_key_and_salt_has_a_scope_of_its_own(outputs: FakeBackend) -> None:
+    other = KEY + "!"
+    async with front(outputs, HttpOptions(Keys.of({"me": KEY, "you": other}))) as guarded:
+        for key in (KEY, KEY, other):
+            for salt in ({}, {"cache_salt": "mine"}):
+                client = guarded.openai.with_options(api_key=key)
+                await client.completions.create(model="toy", prompt="Say", extra_body=salt)
+    scopes = [one.generation.cache_salt for one in outputs.requests]
+    assert scopes[:2] == scopes[2:4]
+    assert len({"", "mine", *scopes}) == 6
+
+
+async def test_keys_are_asked_for_where_the_application_is_mounted(outputs: FakeBackend) -> None:
+    app = Starlette(routes=[Mount("/some/where", make_app(outputs, HttpOptions(Keys.of({"me": KEY}))))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        assert (await client.get("/some/where/v1/models")).status_code == 401
+        known = await client.get("/some/where/v1/models", headers={"authorization": f"Bearer {KEY}"})
+        assert (known.status_code, (await client.get("/some/where/health")).status_code) == (200, 200)
+
+
+async def test_a_client_that_asks_too_often_is_told_when(outputs: FakeBackend) -> None:
+    async with front(outputs, HttpOptions(rates=RateOptions(rate=0.1, burst=2))) as limited:
+        for _ in range(2):
+            await limited.openai.models.list()
+        with pytest.raises(RateLimitError) as caught:
+            await limited.openai.models.list()
+        assert caught.value.code == "rate_limit_exceeded"
+        assert 500 <= int(caught.value.response.headers["retry-after"]) <= 600
+        assert (await limited.http.get("/health")).status_code == 200
+
 
 SAY = {"prompt": "a"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -18,20 +81,15 @@ CHATTING = {"messages": [{"role": "user", "content": "a"}]}
 HOW = "speculative"
 
 
-def drafting(**how: object) -> dict[str, object]:
-    return {HOW: how}
+def within(name: str) -> Callable[..., dict[str, object]]:
+    return lambda **fields: {name: fields}
 
 
-def forced(**constraints: object) -> dict[str, object]:
-    return {"structured_outputs": constraints}
+drafting, forced, formed = map(within, (HOW, "structured_outputs", "response_format"))
 
 
 def said(**message: object) -> dict[str, object]:
     return {"messages": [message]}
-
-
-def formed(**form: object) -> dict[str, object]:
-    return {"response_format": form}
 
 
 WRONG_COMPLETIONS: list[tuple[dict[str, object], str | None, str]] = [  # beside the prompt: a body, what is named, why
@@ -57,7 +115,12 @@ WRONG_COMPLETIONS: list[tuple[dict[str, object], str | None, str]] = [  # beside
     ({"prompt_logprobs": 1, "stream": True}, None, "are not available when `stream=True`"),
     ({"temprature": 1}, "temprature", "Unrecognized request argument supplied"),
     ({"n": 33}, "n", "at most 32"),
-    ({"best_of": 2}, None, "best_of is not served"),
+    ({"best_of": 2}, "best_of", "best_of is not served: leave it out"),
+    ({"stop": "a" * 40_000, "bad_words": ["b" * 40_000]}, "stop", "stop must have at most 65536 characters, those of"),
+    ({HOW: 5}, HOW, "speculative: it must be a JSON object"),
+    ({"metadata": 5}, "metadata", "metadata: it must be a JSON object"),
+    (drafting(k=3, num_speculative_tokens=3), HOW, "k is a short name of num_speculative_tokens: give one of them"),
+    (forced(grammar=""), "structured_outputs.grammar", "at least 1 character"),
     ({"stream_options": {}}, None, "needs stream"),
     (drafting(num_speculative_tokens=0), f"{HOW}.num_speculative_tokens", "greater than or equal to 1"),
     (drafting(max_draft_tokens=2, min_draft_tokens=3), f"{HOW}.min_draft_tokens", f"at most {HOW}.max_draft_tokens"),
@@ -66,17 +129,17 @@ WRONG_COMPLETIONS: list[tuple[dict[str, object], str | None, str]] = [  # beside
     ({"prompt": ["a", [5] * (2**20 + 1)]}, "prompt.1", "it must have at most 1048576 items"),
     ({"allowed_token_ids": [5] * (2**20 + 1)}, "allowed_token_ids", "at most 1048576 items"),
     ({"suffix": "b"}, "suffix", "suffix is not served: leave it out"),
-    ({"guided_json": 7}, "guided_json", "it must be a JSON schema: an object, or the text of"),
+    ({"guided_json": {}}, "guided_json", "Unrecognized request argument"),
     (forced(json=[1]), "structured_outputs.json", "it must be a JSON sch"),
     (
-        forced(choice=["b"]) | {"guided_regex": "a"},
+        forced(choice=["b"], regex="a"),
         "structured_outputs",
         "You can only use one kind of structured outputs constraint but multiple are specified: regex, choice",
     ),
     (forced(disable_any_whitespace=True), "structured_outputs", "use one kind of structured outputs constraint but"),
     (forced(regex="a", structural_tag="b"), "structured_outputs.structural_tag", "structural_tag is not served: leave"),
     (forced(choice=[]), "structured_outputs.choice", "at least 1 item"),
-    ({"guided_regex": "a" * (2**16 + 1)}, None, "a text of 1 to 65536 characters"),
+    (forced(regex="a" * (2**16 + 1)), "structured_outputs", "a text of 1 to 65536 characters"),
     ({f"a{number}": None for number in range(2000)} | {"temprature": 0}, "temprature", "Unrecognized request argument"),
     ({f"a{number}": 1 for number in range(2000)}, "a0", "Unrecognized request argument"),
     ({"logit_bias": {f"a{number}": 1 for number in range(2000)}}, "logit_bias", "at most 1024"),
@@ -121,7 +184,7 @@ WRONG_CHATS: list[tuple[dict[str, object], str | None, str]] = [  # beside the m
     ({"use_beam_search": True, "length_penalty": 1}, "use_beam_search", "is not served"),
     ({"seeed": None, "temprature": 0}, "temprature", "Unrecognized request argument"),
     (said(role="assistant", tool_calls=[{"id": "a"}]), "messages.0.tool_calls.0.function", "it is required"),
-    (said(role="assistant", audio={"id": "a"}), "messages.0.audio", "messages.0.audio is not served: leave it out"),
+    (said(role="assistant", audio={"id": "a"}), "messages.0.audio", "messages.0.audio: it is not served: leave it out"),
     ({"messages": CHATTING["messages"] * 4097}, "messages", "it must have at most 4096 items"),
     (formed(type="structural_tag"), "response_format.type", "it may be 'text', 'json_object' or 'json_schema'"),
     (formed(type="json_schema"), "response_format", "json_schema must be provided"),
@@ -182,6 +245,13 @@ async def test_what_is_no_request_at_all(direct, outputs, content, kind, text):
     assert not outputs.requests
 
 
+async def test_a_model_must_be_named_where_there_are_several(direct, outputs) -> None:
+    outputs.served = (TOY, replace(TOY, name="second"))
+    for path, body in ((COMPLETIONS, SAY), (CHAT, CHATTING), ("/tokenize", SAY), ("/detokenize", {"tokens": [1]})):
+        error = fault(await direct.post(path, json=body))
+        assert (error["message"], error["param"]) == ("name the model; there are toy, second", "model")
+
+
 async def test_paths_and_methods_that_are_not_there(served: Front) -> None:
     response = await served.http.get("/v1/nothing")
     assert (response.status_code, fault(response)["code"]) == (404, "not_found")
@@ -234,3 +304,87 @@ async def test_bodies_with_more_parts_than_a_request_has_are_not_made(direct, va
         "param": None,
         "code": "invalid_value",
     }
+
+
+def test_every_foreign_error_has_a_meaning_of_its_own() -> None:
+    services = {
+        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.ServiceError)
+    }
+    known = {kind for _, kind in inspect.getmembers(backend, inspect.isclass) if issubclass(kind, Exception)}
+    assert (services | known) - {errors.ServiceError, errors.ServiceFault} <= set(MEANINGS)
+    assert set(errors.MEANINGS.values()) <= set(MEANINGS)
+
+
+def test_a_more_special_error_is_looked_up_first() -> None:
+    seen: list[type[Exception]] = []
+    for kind in MEANINGS:
+        assert not any(issubclass(kind, earlier) for earlier in seen), kind
+        seen.append(kind)
+
+
+OF_SERVICES = [kind for kind in MEANINGS if issubclass(kind, errors.ServiceError)]
+
+
+@pytest.mark.parametrize("kind", OF_SERVICES)
+def test_where_services_are_is_for_the_log_and_not_for_clients(kind: type[Exception], caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    refused = refusal_of(kind("target at 10.0.0.1:7001: k must be smaller"), "some")
+    assert "10.0.0.1" not in refused.message
+    assert MEANINGS[kind].message or refused.message == "target: k must be smaller"
+    assert "target at 10.0.0.1:7001: k must be smaller" in caplog.text
+
+
+async def test_a_trace_does_not_say_where_services_are(served: Front, outputs: FakeBackend) -> None:
+    why = "drafter at 10.0.0.1:7002: gone"
+    outputs.end = OutputEnded(Reason.STOP, replace(figures(4), drafter_lost=why))
+    told = [("drafter", What.LOST, why), ("output", What.ACCEPTED, "a:1")]
+    spans = tuple(Span(lane, 0.0, 0.0, what, label, 1) for lane, what, label in told)
+    outputs.spans = lambda place: () if place else spans
+    reply = await served.post(COMPLETIONS, prompt="Say", stream=True, speculative={"trace": True})
+    assert "10.0.0.1" not in reply.text
+    assert reply.text.count("drafter: gone") == 2
+    assert '"a:1"' in reply.text
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (RequestError("method 'tli' needs another drafter"), 400, None),
+        (errors.ContextTooLong("the prompt has 9 tokens"), 400, "context_length_exceeded"),
+        (PromptTooLongError("the prompt has 9 tokens"), 400, "context_length_exceeded"),
+        (OverloadedError("64 outputs are being made", 2.2), 429, "overloaded"),
+        (UnknownModelError("there is no model"), 404, "model_not_found"),
+        (errors.Unreachable("gone"), 503, "service_unavailable"),
+        (errors.TimedOut("late"), 504, "timeout"),
+        (errors.BadMessage("nonsense"), 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_error_before_the_first_token_has_its_status(served, outputs, error, status, code, streamed):
+    outputs.fault = error
+    response = await served.post(COMPLETIONS, prompt="Say", stream=streamed)
+    assert (response.status_code, fault(response)["code"]) == (status, code)
+    assert fault(response)["param"] == ("model" if status == 404 else None)
+    if status == 400:
+        assert fault(response)["message"] == str(error)
+    assert response.headers.get("retry-after") == ("3" if status == 429 else None)
+    await outputs.wait_running(0)
+
+
+async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: FakeBackend) -> None:
+    outputs.fault, outputs.fault_after = errors.TimedOut("late"), 3
+    stream = await served.complete(stream=True)
+    assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["He", "é"]
+    with pytest.raises(APIError, match="no target answered in time"):
+        await anext(stream)
+
+
+async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBackend) -> None:
+    outputs.fault = ZeroDivisionError("a bug")
+    with pytest.raises(APIStatusError) as caught:
+        await served.complete()
+    assert (caught.value.status_code, caught.value.response.headers["connection"]) == (500, "close")
+    assert "a bug" not in fault(caught.value.response)["message"]
+    with pytest.raises(BadRequestError):
+        await served.complete(prompt=[])
+    await outputs.wait_running(0)

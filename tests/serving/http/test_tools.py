@@ -49,7 +49,7 @@ async def thinking(outputs: FakeBackend) -> AsyncIterator[Front]:
 
 async def both(served: Front, **asked: Any) -> tuple[Any, list[Any]]:
     """A whole reply and what the client makes of the same, streamed; and the chunks."""
-    whole = await served.openai.chat.completions.create(**ASKED | asked)
+    whole = await served.chat(**ASKED | asked)
     chunks = []
     async with served.openai.chat.completions.stream(**ASKED | asked) as stream:
         async for event in stream:
@@ -93,13 +93,13 @@ async def test_an_answer_without_calls_is_content_and_one_that_is_cut_has_its_le
     choice, _ = await both(served)
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "No <tool", None)
     outputs.tokens, outputs.reason = tokens_of(CALL[:-15]), Reason.LENGTH
-    whole = await served.openai.chat.completions.create(**ASKED)
+    whole = await served.chat(**ASKED)
     assert outline(whole) == [("length", None, None, [("weather", '{"city": "b"')])]
     outputs.reason = Reason.STOP  # by a string within the call
-    whole = await served.openai.chat.completions.create(**ASKED)
+    whole = await served.chat(**ASKED)
     assert outline(whole) == [("stop", None, None, [("weather", '{"city": "b"')])]
     outputs.tokens, outputs.reason = tokens_of(CALL[:-3]), Reason.LENGTH  # within the mark at its end
-    whole = await served.openai.chat.completions.create(**ASKED)
+    whole = await served.chat(**ASKED)
     assert outline(whole) == [("length", None, None, [("weather", '{"city": "b"}')])]
 
 
@@ -114,7 +114,7 @@ class Late(FakeBackend):
 async def test_the_form_of_calls_is_that_of_a_target_that_is_reached_only_now() -> None:
     outputs = Late(tokens_of(CALL), served=(), unreached=(replace(TOY, tool_format="hermes"),))
     async with front(outputs, HttpOptions()) as served:
-        whole = await served.openai.chat.completions.create(**ASKED)
+        whole = await served.chat(**ASKED)
     assert outline(whole) == [("tool_calls", None, None, [("weather", '{"city": "b"}')])]
 
 
@@ -125,13 +125,13 @@ async def test_without_tools_nothing_is_read_as_a_call(served: Front) -> None:
 
 
 async def test_the_template_gets_tools_calls_and_results(served: Front, outputs: FakeBackend) -> None:
-    done = await served.openai.chat.completions.create(**ASKED)
+    done = await served.chat(**ASKED)
     answer = done.choices[0].message
     assert answer.tool_calls
     broken = {"role": "assistant", "content": None, "reasoning": "Hm",
               "tool_calls": [{"id": "x", "function": {"name": "time", "arguments": "{"}}]}  # fmt: skip
     result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "5°", "name": "weather"}
-    await served.openai.chat.completions.create(**ASKED | {"messages": [*MESSAGES, answer, result, broken]})
+    await served.chat(**ASKED | {"messages": [*MESSAGES, answer, result, broken]})
     prompt = outputs.requests[-1].generation.prompt
     assert prompt.settings["tools"] == [WEATHER, TIME]
     _, called, told, kept = (Message(one.role, one.content, one.fields).more for one in prompt.messages)
@@ -155,7 +155,7 @@ async def test_arguments_of_any_depth_can_be_sent_again(served: Front, outputs: 
 
 
 async def grammar_of(served: Front, outputs: FakeBackend, **asked: Any) -> Grammar | None:
-    await served.openai.chat.completions.create(**ASKED | asked)
+    await served.chat(**ASKED | asked)
     return outputs.requests[-1].generation.options.grammar
 
 
@@ -187,7 +187,7 @@ async def test_only_allowed_tools_are_shown_and_may_be_called(served: Front, out
 
 async def test_the_effort_of_reasoning_is_the_templates_to_read(served: Front, outputs: FakeBackend) -> None:
     for effort, more in (("low", {}), ("none", {"enable_thinking": False})):
-        await served.openai.chat.completions.create(**ASKED, reasoning_effort=effort)  # type: ignore[call-overload]
+        await served.chat(**ASKED, reasoning_effort=effort)  # type: ignore[call-overload]
         settings = outputs.requests[-1].generation.prompt.settings
         given = {name: settings[name] for name in settings.keys() - {"tools", "add_generation_prompt"}}
         assert given == {"reasoning_effort": effort, **more}
@@ -197,9 +197,9 @@ async def test_where_something_must_be_called_what_was_cut_before_is_no_content(
     outputs.reason = Reason.LENGTH
     for cut in (CALL[:5], CALL[:20], CALL[:24]):
         outputs.tokens = tokens_of(cut)
-        whole = await served.openai.chat.completions.create(**ASKED, tool_choice="required")
+        whole = await served.chat(**ASKED, tool_choice="required")
         assert outline(whole) == [("length", None, None, [])]
-        stream = await served.openai.chat.completions.create(**ASKED, tool_choice="required", stream=True)
+        stream = await served.chat(**ASKED, tool_choice="required", stream=True)
         assert not any([chunk.choices[0].delta.content async for chunk in stream])
 
 
@@ -239,7 +239,7 @@ async def test_reasoning_is_beside_the_content(thinking: Front, outputs: FakeBac
     assert (choice.message.reasoning, choice.message.reasoning_content) == ("\nHm", "\nHm")
     assert (choice.message.content, len(choice.message.tool_calls)) == ("So:", 1)
     assert "".join(getattr(chunk.delta, "reasoning", None) or "" for chunk in chunks) == "\nHm"
-    quiet = await thinking.openai.chat.completions.create(**ASKED, extra_body={"include_reasoning": False})
+    quiet = await thinking.chat(**ASKED, extra_body={"include_reasoning": False})
     assert (quiet.choices[0].message.content, quiet.choices[0].message.to_dict().get("reasoning")) == ("So:", None)
 
 

@@ -2,18 +2,147 @@
 
 import json
 import re
-from dataclasses import replace
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+import pytest_asyncio
+from playwright.async_api import Browser, Page, async_playwright, expect
 
-from crossdraft.client import Kind, Overlap, RequestError, Token
+from crossdraft.client import Kind, Overlap, Reason, RequestError, Token
+from crossdraft.rpc.generation import OutputEnded
+from crossdraft.rpc.server import Listening
 from crossdraft.serving.backend import OverloadedError
-from crossdraft.serving.http import HttpOptions
+from crossdraft.serving.http import HttpOptions, make_app
+from crossdraft.serving.http.server import HttpServer
 from crossdraft.serving.limits import Keys
+from crossdraft.trace.timeline import Span, What
 from crossdraft.types.request import Chat, Message
-from tests.serving.fakes import TOY
-from tests.serving.page.browsing import TEXT, TOKENS, WRITTEN, TracedBackend, Visit, visiting
+from tests.serving.fakes import TOY, FakeBackend, figures
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MISSING = f"needs a browser: there is no {' or '.join(BROWSERS)} (Debian: apt-get install chromium)"
+WRITTEN = (("def", Kind.ACCEPTED), (" <b>n</b>", Kind.CORRECTED), (" é", Kind.BONUS), ("\n", Kind.ACCEPTED))
+TOKENS = tuple(Token(place, text, text.encode(), kind, None) for place, (text, kind) in enumerate(WRITTEN))
+TEXT = "".join(text for text, _ in WRITTEN)
+SECONDS = 60.0  # that a browser may take for anything; it is never waited for longer than it takes
+
+
+def browser_here() -> str | None:
+    """The path of a browser, if this machine has one."""
+    return next((path for path in map(shutil.which, BROWSERS) if path), None)
+
+
+def spans_before(place: int) -> tuple[Span, ...]:
+    """A round of the pipeline for each token."""
+    begin = place / 100
+    return (
+        Span("drafter", begin, begin + 0.002, What.DRAFT, "draft, 3 draft tokens", place, 3),
+        Span("drafter", begin + 0.002, begin + 0.003, What.RECEIVED, f"3 draft tokens of epoch {place}", place),
+        Span("target", begin + 0.004, begin + 0.008, What.PASS, "pass, 3 nodes", place, 3),
+        Span("verification", begin + 0.009, begin + 0.009, What.REFUSED, "refused", place),
+        Span("output", begin + 0.009, begin + 0.009, What.ACCEPTED, "x", place),
+    )
+
+
+def traced(tokens: Sequence[Token] = TOKENS, **given: Any) -> FakeBackend:
+    """A backend that tells what a session would have done."""
+    return FakeBackend(tokens, spans=spans_before, **given)
+
+
+@dataclass
+class Visit:
+    """A page that is open, and what came of it."""
+
+    page: Page
+    outputs: FakeBackend
+    address: str
+    asked: list[str] = field(default_factory=list)  # addresses of all requests
+    faults: list[str] = field(default_factory=list)  # what the browser complained of
+    policies: dict[str, str] = field(default_factory=dict)  # by address
+
+    async def begin(self, outputs: FakeBackend) -> None:
+        """Loads the page, over a backend in the state of this one."""
+        vars(self.outputs).update(vars(outputs))
+        for seen in (self.asked, self.faults, self.policies):
+            seen.clear()
+        await self.page.goto(self.address)
+
+    async def fill(self, **fields: str) -> None:
+        """Types into fields, by their labels."""
+        for label, text in fields.items():
+            await self.page.get_by_label(label.replace("_", " "), exact=True).fill(text)
+
+    async def press(self, button: str) -> None:
+        """Clicks the button of this name."""
+        await self.page.get_by_role("button", name=button, exact=True).click()
+
+    async def ask(self, prompt: str = "def f(n):") -> None:
+        """Begins an output."""
+        await self.page.locator("#prompt").fill(prompt)
+        await self.press("Generate")
+
+    async def generate(self, prompt: str = "def f(n):") -> None:
+        """A whole output."""
+        await self.ask(prompt)
+        await self.page.get_by_text("a second.").wait_for()
+
+    async def text_of(self, place: str) -> str:
+        """What an element shows."""
+        return await self.page.locator(place).inner_text()
+
+
+@asynccontextmanager
+async def visiting(browser: Browser, outputs: FakeBackend, options: HttpOptions | None = None) -> AsyncIterator[Visit]:
+    """The page of a server over these outputs."""
+    async with HttpServer(make_app(outputs, options), Listening(grace_seconds=1)) as server:
+        address = f"http://{server.address}/"
+        context = await browser.new_context()
+        context.set_default_timeout(SECONDS * 1000)
+        visit = Visit(await context.new_page(), outputs, address)
+        visit.page.on("request", lambda request: visit.asked.append(request.url))
+        visit.page.on("console", lambda message: visit.faults.append(message.text))
+        visit.page.on("pageerror", lambda error: visit.faults.append(str(error)))
+        visit.page.on(
+            "response",
+            lambda reply: visit.policies.update({reply.url: reply.headers.get("content-security-policy", "")}),
+        )
+        try:
+            await visit.begin(outputs)
+            yield visit
+        finally:
+            await context.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    path = browser_here()
+    if path is None:
+        pytest.skip(MISSING)
+    async with async_playwright() as playwright:
+        # Its sandbox cannot be had as root, or where user namespaces are off; only our own page is opened.
+        started = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        await started.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tab(browser: Browser) -> AsyncIterator[Visit]:
+    async with visiting(browser, traced()) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def visit(tab: Visit) -> Visit:
+    """The page loaded anew, and nothing asked of its backend yet."""
+    await tab.begin(traced())
+    await tab.page.get_by_role("option", name="small").wait_for(state="attached")
+    await tab.page.get_by_role("radio", name="Text", exact=True).check()  # a chat is offered first
+    return tab
+
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WAIT_MS = 30_000.0  # like the page's own waits; 5 s, what `expect` has, may pass on a busy machine
@@ -125,7 +254,7 @@ async def test_a_call_of_a_tool_is_shown_and_its_result_goes_back(browser: Brows
     called = '{"city": "Oslo"}'
     text = f'<tool_call>\n{{"name": "weather", "arguments": {called}}}\n</tool_call>'
     tokens = [Token(1, one, one.encode(), Kind.ACCEPTED, None) for one in text]
-    outputs = TracedBackend(tokens, served=(replace(TOY, chats=True, tool_format="hermes"),))
+    outputs = traced(tokens, served=(replace(TOY, chats=True, tool_format="hermes"),))
     async with visiting(browser, outputs) as visit:
         await visit.press("call a tool")
         await visit.page.locator("#overlap").select_option("off")  # another setting leaves the example as it is
@@ -168,7 +297,7 @@ async def test_a_chat_comes_first_where_the_model_has_a_template_and_examples_fi
 
 
 async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> None:
-    async with visiting(browser, TracedBackend(TOKENS, served=(replace(TOY, chats=False),))) as visit:
+    async with visiting(browser, traced(served=(replace(TOY, chats=False),))) as visit:
         await visit.page.get_by_role("option", name="small").wait_for(state="attached")
         assert await visit.page.get_by_role("radio", name="Chat", exact=True).is_hidden()
         assert await visit.page.get_by_role("button", name="class Point", exact=True).is_visible()
@@ -176,7 +305,7 @@ async def test_a_model_without_a_chat_template_has_no_chat(browser: Browser) -> 
 
 async def test_what_services_cannot_do_now_is_shown_and_after_each_output_anew(browser: Browser) -> None:
     lost = replace(TOY, detail=("targets: 1 of 2 lost; tried again", "drafter small: lost; tried again"))
-    async with visiting(browser, TracedBackend(TOKENS, served=(lost,))) as visit:
+    async with visiting(browser, traced(served=(lost,))) as visit:
         shown = visit.page.locator("#detail")
         await expect(shown).to_have_text("\n".join(lost.detail), timeout=WAIT_MS)
         visit.outputs.served = (TOY,)
@@ -225,10 +354,13 @@ async def test_a_field_that_the_server_refuses_is_marked(visit: Visit) -> None:
 
 
 async def test_a_model_that_comes_later_is_offered_then(browser: Browser) -> None:
-    outputs = TracedBackend(TOKENS, served=())
+    outputs = traced(served=())
     async with visiting(browser, outputs) as visit:
         await visit.page.get_by_text("No model can be served yet").wait_for()
         outputs.served = (TOY,)
+        await visit.page.get_by_role("option", name="small").wait_for(state="attached")  # nobody has asked for it
+        await expect(visit.page.get_by_role("alert")).to_be_hidden(timeout=WAIT_MS)
+        await visit.page.get_by_role("radio", name="Text", exact=True).check()
         await visit.generate()
         assert len(outputs.requests) == 1
 
@@ -243,6 +375,17 @@ async def test_compare_runs_the_same_without_a_drafter(visit: Visit) -> None:
     assert drafted.generation == plain.generation
     assert await visit.text_of("#speedup") == "1.00 ×"
     assert await tokens_of(visit.page, "#plain-output") == await tokens_of(visit.page)
+    assert (
+        await visit.text_of("#verdict")
+        == "8 tokens a second with a drafter, 8 without: 1.00 ×. The texts are the same."
+    )
+    visit.outputs.end = OutputEnded(Reason.STOP, replace(figures(4), draft_tokens=0, drafted_at=()))
+    await visit.generate()
+    await visit.press("Compare")
+    await visit.page.get_by_text("8 tokens a second with a drafter that drafted nothing, 8 without").wait_for()
+    await visit.page.get_by_label("Drafter", exact=True).select_option("none")
+    await visit.generate()
+    assert await visit.page.get_by_role("button", name="Compare").is_disabled()  # with what it is already
 
 
 async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:
@@ -266,7 +409,7 @@ async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:
 
 
 async def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser) -> None:
-    outputs = TracedBackend(TOKENS)
+    outputs = traced()
     async with visiting(browser, outputs, HttpOptions(keys=Keys.of({"tester": "open-sesame-123456"}))) as visit:
         await visit.page.get_by_role("alert").wait_for()
         await visit.page.get_by_label("API key").fill("open-sesame-123456")

@@ -22,7 +22,7 @@ from crossdraft.client.api import software
 from crossdraft.config.api import SpeculativeMetrics, ToolCallParser
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
-from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, own_names
+from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, model_of
 from crossdraft.serving.http.chats import MAX_DEPTH, DetokenizeBody, TokenizeBody, deep
 from crossdraft.serving.http.errors import (
     ABSENT,
@@ -38,8 +38,17 @@ from crossdraft.serving.http.errors import (
 from crossdraft.serving.http.middleware import GUARDED, ID_KEY, LOAD_KEY, Gate, HttpOptions, reply_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.serving.http.response_api import ResponsesBody, ResponseWriter
-from crossdraft.serving.http.responses import JSON, ChatFormat, CompletionFormat, Json, ModelCard, ModelList
-from crossdraft.serving.http.streaming import AnyFormat, ClientGoneError, EventStream, Replies, merged, unless_gone
+from crossdraft.serving.http.responses import (
+    JSON,
+    ChatFormat,
+    CompletionFormat,
+    Format,
+    Json,
+    ModelCard,
+    ModelList,
+    Writer,
+)
+from crossdraft.serving.http.streaming import ClientGoneError, EventStream, merged, unless_gone
 from crossdraft.serving.limits import scope_of
 from crossdraft.serving.page import mount
 from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, Reasoning, ToolFormat, after
@@ -101,7 +110,7 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
         models = await backend.models()
         names = [model.name for model in models if model.there]
         if not names:
-            raise replace(ABSENT, text=_absence(models)).refusal()
+            raise replace(ABSENT, message=_absence(models))
         detail = _detail(models)  # what is not as it should be, though models can be served
         return {"status": "ready", "models": names} | ({"detail": detail} if detail else {})
 
@@ -139,7 +148,7 @@ async def _refused(request: Request, error: Exception) -> Response:
             return reply_of(refusal_of_status(error, request.url.path))
     known = isinstance(error, (*FOREIGN, RefusedError))  # of others the server logs the error itself
     own = (request.scope[FIELD_KEY],) if FIELD_KEY in request.scope else ()
-    return reply_of(refusal_of(error, request.scope[ID_KEY], *own) if known else BUG.refusal())
+    return reply_of(refusal_of(error, request.scope[ID_KEY], *own) if known else BUG)
 
 
 class Outputs:
@@ -160,21 +169,20 @@ class Outputs:
         """An answer to a chat, as items; nothing is stored."""
         request.scope[FIELD_KEY] = body.field_of
         model, requests = await self._ordered(request, body.chat)
-        return await self._sent(request, body.stream, requests, ResponseWriter(body, model, request.scope[ID_KEY]))
+        return await self._sent(request, body, requests, ResponseWriter(body, model, request.scope[ID_KEY]))
 
-    async def _reply(self, request: Request, body: GenerationBody, kind: type[AnyFormat]) -> Response:
+    async def _reply(self, request: Request, body: GenerationBody, kind: type[Format[Any]]) -> Response:
         request_id = request.scope[ID_KEY]
         request.scope[FIELD_KEY] = body.field_of
         model, requests = await self._ordered(request, body)
         asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
         prompts = [(await self._backend.written(model, one)).ids for one in asked]
         measured = self._options.http.per_request_spec_decode_metrics is not SpeculativeMetrics.none
-        format = kind(body, model, request_id, prompts, measured)
-        return await self._sent(request, body.stream, requests, Replies(format, request_id, self._beside))
+        return await self._sent(request, body, requests, kind(body, model, request_id, self._beside, prompts, measured))
 
     async def _ordered(self, request: Request, body: GenerationBody) -> tuple[str, tuple[OutputRequest, ...]]:
         """The model of a request, and its outputs."""
-        model, most = _named(self._backend, body.model), self._options.http.max_choices
+        model, most = model_of(self._backend, body.model), self._options.http.max_choices
         if body.num_outputs > most:
             outputs = f"n and the number of prompts make {body.num_outputs} outputs"
             raise RefusedError(400, f"{outputs}; at most {most} in one request", INVALID, "too_many_choices", "n")
@@ -204,10 +212,10 @@ class Outputs:
         return None if marks is None else after(marks, (await self._backend.written(model, body.prompts[0])).text)
 
     async def _sent(
-        self, request: Request, stream: bool, requests: Sequence[OutputRequest], writer: Replies | ResponseWriter
+        self, request: Request, body: GenerationBody | ResponsesBody, requests: Sequence[OutputRequest], writer: Writer
     ) -> Response:
         coming = merged([self._backend.stream(one) for one in requests])
-        if not stream:
+        if not body.stream:
             answer = await unless_gone(request.receive, writer.whole(coming))
             return Response(answer, media_type="application/json")
         # An error before the first item has a status of its own.
@@ -311,7 +319,7 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> Response:
         """The tokens of a text or a chat."""
-        model = _named(backend, body.model)
+        model = model_of(backend, body.model)
         written = await backend.written(model, body.asked, body.add_special_tokens)
         context = next((one.context for one in await backend.models() if one.name == model), 0)
         pieces = written.pieces if body.return_token_strs else None
@@ -319,25 +327,17 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
         return await reply(answer, len(written.text))
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         """The text of tokens."""
-        written = await backend.written(_named(backend, body.model), tuple(body.tokens))
+        model = model_of(backend, body.model)
+        request.scope[FIELD_KEY] = lambda _: "tokens"
+        written = await backend.written(model, tuple(body.tokens))
         return await reply({"prompt": written.text}, len(written.text))
 
     async def reply(answer: Json, size: int) -> Response:
         return Response(await beside.run(size, JSON.dump_json, answer), media_type="application/json")
 
     return router
-
-
-def _named(backend: Backend, name: str | None) -> str:
-    """The model that a body names, or the only one, which may not be there yet."""
-    if name is not None:
-        return name
-    names = own_names(backend)
-    if len(names) != 1:
-        raise RefusedError(400, f"set model to one of: {', '.join(names)}", INVALID, "missing_model", "model")
-    return names[0]
 
 
 def _card(model: ServedModel) -> ModelCard:

@@ -19,7 +19,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticKnownError
 
 from crossdraft.text.answers import Function
 from crossdraft.types.request import Chat, Message, Prompt
@@ -39,10 +38,10 @@ UNSERVED: Mapping[str, Sequence[object]] = dict.fromkeys(
         "disable_additional_properties", "documents", "early_stopping", "echo", "functions", "kv_transfer_params",
         "logits_processors", "max_tool_calls", "mm_processor_kwargs", "moderation", "prediction",
         "previous_response_id", "priority", "prompt_embeds", "request_id", "return_tokens_as_token_ids",
-        "structural_tag", "top_logprobs", "use_beam_search", "vllm_xargs", "web_search_options",
+        "structural_tag", "suffix", "top_logprobs", "use_beam_search", "vllm_xargs", "web_search_options",
     ), EMPTY,
 ) | {
-    "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
+    "best_of": (1,), "function_call": ("none", "auto"), "include_reasoning": (False, True), "length_penalty": (1,),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
     "verbosity": ("medium",),
 }  # fmt: skip
@@ -89,11 +88,9 @@ TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 
 
-def _nothing(value: object) -> object:
-    """Refuses what is not served."""
+def _nothing(value: object) -> None:
     if value:
-        raise PydanticKnownError("too_long", {"field_type": "List", "max_length": 0, "actual_length": 1})
-    return None
+        raise ValueError("it is not served: leave it out")
 
 
 Nothing = Annotated[object, AfterValidator(_nothing), Field(description="Not served.")]

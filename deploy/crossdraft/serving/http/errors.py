@@ -4,7 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -12,13 +12,12 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from crossdraft.client import RequestError
+from crossdraft.config.request import Speculation
 from crossdraft.rpc import errors
 from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.serving.http.chats import UNSERVED
-from crossdraft.serving.http.requests import Speculative
 from crossdraft.serving.limits import KeyRefusedError
-from crossdraft.types.request import PromptTooLongError
+from crossdraft.types.request import PromptTooLongError, RequestError
 
 log = logging.getLogger(__name__)
 NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
@@ -64,51 +63,40 @@ class RefusedError(Exception):
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == HTTPStatus.UNAUTHORIZED else {})
 
 
-@dataclass(frozen=True)
-class Meaning:
-    """What a client is told of an error; without a text the error's own."""
-
-    status: int
-    type: str
-    code: str | None = None
-    text: str = ""
-
-    def refusal(self, text: str = "", param: str | None = None, after: float | None = None) -> RefusedError:
-        """The reply; `text` where it has none of its own."""
-        return RefusedError(self.status, self.text or text, self.type, self.code, param, after)
-
-
 INVALID = "invalid_request_error"
 BUSY = "rate_limit_error"
-WRONG = Meaning(400, INVALID)
-TOO_LONG = Meaning(400, INVALID, "context_length_exceeded")
-# The texts of services name addresses, which clients must not see: these go into the log only.
-ABSENT = Meaning(503, "server_error", "service_unavailable", "no target can be reached now; try again later")
-LATE = Meaning(504, "server_error", "timeout", "no target answered in time; try again later")
-REPLACED = Meaning(503, "server_error", "model_replaced", "the model was replaced meanwhile; ask again")
-ENDS = Meaning(503, "server_error", "service_unavailable", "the server ends; ask again later")
-BUG = Meaning(500, "server_error", "internal_error", "the server failed; its log says why")
+WRONG = RefusedError(400, "", INVALID)
+TOO_LONG = RefusedError(400, "", INVALID, "context_length_exceeded")
+# What clients are told; without a text the error's own. Those of services name addresses, which clients must not see:
+# they go into the log only.
+ABSENT = RefusedError(503, "no target can be reached now; try again later", "server_error", "service_unavailable")
+LATE = RefusedError(504, "no target answered in time; try again later", "server_error", "timeout")
+REPLACED = RefusedError(503, "the model was replaced meanwhile; ask again", "server_error", "model_replaced")
+ENDS = RefusedError(503, "the server ends; ask again later", "server_error", "service_unavailable")
+BUG = RefusedError(500, "the server failed; its log says why", "server_error", "internal_error")
 # The first class that an error is an instance of decides: subclasses stand before their bases.
-MEANINGS: Mapping[type[Exception], Meaning] = {
+MEANINGS: Mapping[type[Exception], RefusedError] = {
     PromptTooLongError: TOO_LONG,
     RequestError: WRONG,
-    UnknownDrafterError: Meaning(404, INVALID, "drafter_not_found"),
-    UnknownModelError: Meaning(404, INVALID, "model_not_found"),
-    OverloadedError: Meaning(429, BUSY, "overloaded"),
-    KeyRefusedError: Meaning(401, "authentication_error", "invalid_api_key"),
+    UnknownDrafterError: RefusedError(404, "", INVALID, "drafter_not_found"),
+    UnknownModelError: RefusedError(404, "", INVALID, "model_not_found"),
+    OverloadedError: RefusedError(429, "", BUSY, "overloaded"),
+    KeyRefusedError: RefusedError(401, "", "authentication_error", "invalid_api_key"),
     errors.BadMessage: BUG,
     errors.BadRequest: WRONG,
     errors.ProtocolBroken: BUG,
     errors.ContextTooLong: TOO_LONG,
-    errors.TooLarge: Meaning(413, INVALID, "request_too_large", "the prompt is too large for the target; shorten it"),
-    errors.NameUnknown: Meaning(404, INVALID, "model_not_found"),
+    errors.TooLarge: RefusedError(
+        413, "the prompt is too large for the target; shorten it", INVALID, "request_too_large"
+    ),
+    errors.NameUnknown: RefusedError(404, "", INVALID, "model_not_found"),
     errors.NotServed: ABSENT,
     errors.KeyRefused: ABSENT,
     errors.NotAllowed: ABSENT,
     errors.Replaced: REPLACED,
     errors.Unreachable: ABSENT,
-    errors.Full: Meaning(429, BUSY, "overloaded", "all targets are at their limit of sessions; ask again later"),
-    errors.Overloaded: Meaning(429, BUSY, "overloaded"),
+    errors.Full: RefusedError(429, "all targets are at their limit of sessions; ask again later", BUSY, "overloaded"),
+    errors.Overloaded: RefusedError(429, "", BUSY, "overloaded"),
     errors.TimedOut: LATE,
     errors.Cancelled: ABSENT,
     errors.Closed: ABSENT,
@@ -119,7 +107,7 @@ FOREIGN = tuple(MEANINGS)
 # Fields that other errors than RequestError are about.
 PARAMS = {UnknownDrafterError: "speculative.drafter", UnknownModelError: "model", errors.NameUnknown: "model"}
 FieldOf = Callable[[RequestError], str | None]
-SPECULATIVE = re.compile(rf"(?<![\w.'])({'|'.join(name for name in Speculative.model_fields if '_' in name)})\b")
+SPECULATIVE = re.compile(rf"(?<![\w.'])({'|'.join(one.name for one in fields(Speculation) if '_' in one.name)})\b")
 # OpenAI's codes for errors of the framework, by status.
 CODES = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
@@ -129,15 +117,17 @@ def refusal_of(error: Exception, request_id: str, field_of: FieldOf = lambda err
     if isinstance(error, RefusedError):
         return error
     meaning = next((MEANINGS[kind] for kind in FOREIGN if isinstance(error, kind)), BUG)
-    if meaning.text or isinstance(error, errors.ServiceError):
-        level = logging.WARNING if meaning.text else logging.INFO
+    if meaning.message or isinstance(error, errors.ServiceError):
+        level = logging.WARNING if meaning.message else logging.INFO
         log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
     text = errors.without_addresses(str(error)) if isinstance(error, errors.ServiceError) else str(error)
     after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
     text = SPECULATIVE.sub(r"speculative.\g<0>", text)  # fields as they are named in a body
     param = next((name for kind, name in PARAMS.items() if isinstance(error, kind)), None)
     param = (field_of(error) or None) if isinstance(error, RequestError) else param
-    return meaning.refusal(text, param, after if meaning.status == 429 else None)
+    return replace(
+        meaning, message=meaning.message or text, param=param, after=after if meaning.status == 429 else None
+    )
 
 
 def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
@@ -174,7 +164,7 @@ def _complaint(fault: Any, param: str | None, named: bool) -> str:
         return f"the body: {_plain(fault['msg'])}" if named else f"the body: {NO_OBJECT}"
     if fault["type"] == "extra_forbidden" and param.rpartition(".")[2] not in UNSERVED:
         return f"Unrecognized request argument supplied: {param}"
-    if fault["type"] == "extra_forbidden" or limits.get("max_length") == 0 or limits.get("expected") == "''":
+    if fault["type"] == "extra_forbidden":
         return f"{param} is not served: leave it out"
     if fault["type"] == "literal_error":
         return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {limits['expected']}"
@@ -182,8 +172,8 @@ def _complaint(fault: Any, param: str | None, named: bool) -> str:
 
 
 def _plain(text: str) -> str:
-    for theirs in ("Input should", "String should", "List should", "Dictionary should", "Data should"):
-        text = text.replace(theirs, "it must")
+    text = re.sub("(Input|String|List|Dictionary|Data) should", "it must", text)
+    text = re.sub(r"valid dictionary( or instance of \w+)?", "JSON object", text)
     return (
         text.replace(" after validation", "").replace("Field required", "it is required").removeprefix("Value error, ")
     )

@@ -74,9 +74,9 @@ class Gate:
                 try:
                     await self._app(scope, counted, send_named)
                 except asyncio.CancelledError as ended:
-                    if begun or ended.args != (ENDS.text,):
+                    if begun or ended.args != (ENDS.message,):
                         raise
-                    await reply_of(ENDS.refusal())(scope, receive, send_named)
+                    await reply_of(ENDS)(scope, receive, send_named)
 
     @contextmanager
     def _under_way(self, scope: Scope) -> Iterator[None]:

@@ -58,7 +58,7 @@ PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
 GRAMMAR = "structured_outputs"  # the field of a request that errors of grammars are about
 OF_FUNCTION = re.compile(r"\bfunction_(\d{1,4})_\w*_arguments\b")  # a rule of `text.answers`, in an error
 ONE_KIND = "one kind of structured outputs constraint"
-OLDER = ("json", "regex", "choice", "grammar")  # kinds that vLLM called guided_json and so on
+KINDS = ("json", "regex", "choice", "grammar", "json_object")  # of constraints
 
 
 def _schema(value: object) -> object:
@@ -67,7 +67,7 @@ def _schema(value: object) -> object:
     return value
 
 
-Schema = Annotated[Text | dict[str, Any], BeforeValidator(_schema)]
+Schema = Annotated[Some | dict[str, Any], BeforeValidator(_schema)]
 Name = Annotated[str, Field(max_length=1000), AfterValidator(unicode)]
 Whole = Annotated[int, NO_BOOLEAN]
 # Where a type is nested in another, Field must stand before NO_BOOLEAN: else pydantic writes `ge` and `le` into the
@@ -104,6 +104,14 @@ class Speculative(_body_of(Speculation)):  # type: ignore[misc]  # made when it 
 
     drafter: str | None = Field(None, max_length=200, description='A drafter\'s name, "none", or "auto": the fastest.')
     trace: StrictBool = Field(False, description="Report how each token was made, and what the output cost.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_once(cls, given: Any) -> Any:
+        for short, name in ALIASES.items():
+            if isinstance(given, dict) and short in given and name in given:
+                raise ValueError(f"{short} is a short name of {name}: give one of them")
+        return given
 
 
 class StreamOptions(Body):
@@ -147,9 +155,9 @@ class StructuredOutputs(Body):
     """What an output is to be, one of the first five."""
 
     json_schema: Schema | None = Field(None, alias="json")
-    regex: Text | None = None
+    regex: Some | None = None
     choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
-    grammar: Text | None = Field(None, description="Lark as llguidance has it, or GBNF.")
+    grammar: Some | None = Field(None, description="Lark as llguidance has it, or GBNF.")
     json_object: StrictBool | None = None
     whitespace_pattern: Text | None = Field(None, description="Of JSON: what may stand between its parts.")
     disable_any_whitespace: StrictBool = Field(False, description="Of JSON: nothing may.")
@@ -159,7 +167,7 @@ class StructuredOutputs(Body):
     def asked(self) -> dict[str, Any]:
         """Those of the first five that are given."""
         given = self.model_dump(by_alias=True, exclude_defaults=True)
-        return {name: given[name] for name in (*OLDER, "json_object") if given.get(name, False) is not False}
+        return {name: given[name] for name in KINDS if given.get(name, False) is not False}
 
 
 class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",))):  # type: ignore[misc]
@@ -177,14 +185,8 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     return_token_ids: StrictBool = Field(False, description="Also the ids of prompt and output.")
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | None = Field(None, description="vLLM's older name of structured_outputs.json.")
-    guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(min_length=1, fail_fast=True)] | None = None
-    guided_grammar: Text | None = None
-    guided_whitespace_pattern: Text | None = None
     speculative: Speculative = Speculative.model_validate({})
     # Accepted, and without effect on the output.
-    guided_decoding_backend: str | None = None
     user: str | None = None
     metadata: Annotated[dict[str, str], BeforeValidator(few)] | None = None
     store: bool | None = None
@@ -272,15 +274,15 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
             "allowed_token_ids": tuple(self.allowed_token_ids or ()),
         }
         try:
-            options = SamplingOptions(**sampling | {"grammar": self._grammar()})
+            sampling["grammar"] = self._grammar()
         except RequestError:
             raise
         except (ValueError, RecursionError) as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(str(error), GRAMMAR) from error
         changed: dict[str, Any] = {
             "prompt": prompt,
             "max_tokens": self.max_output_tokens,
-            "options": options,
+            "options": SamplingOptions(**sampling),
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "logprobs": self.num_logprobs,
             "prompt_logprobs": self.num_prompt_logprobs,
@@ -290,20 +292,18 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     def _grammar(self) -> Grammar | None:
         """What the output is to be, whichever way it is said; raises ValueError."""
         format, outputs = self.response_format, self.structured_outputs
-        older = {name: getattr(self, f"guided_{name}") for name in OLDER}
-        ways = {f"guided_{name}": {name: value} for name, value in older.items() if value is not None}
-        ways |= {} if format is None else {"response_format": format.asked}
-        ways |= {} if outputs is None else {GRAMMAR: outputs.asked}
-        given = [(kind, value) for way in ways.values() for kind, value in way.items()]
+        formed = {} if format is None else format.asked
+        given = [*formed.items(), *({} if outputs is None else outputs.asked).items()]
         if outputs is not None and not given:
             raise RequestError(f"You must use {ONE_KIND} but none are specified", GRAMMAR)
         if len(given) > 1:
             kinds = ", ".join(name for name, _ in given)
             raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", GRAMMAR)
-        self._grammar_in = next((name for name, way in ways.items() if way), GRAMMAR)
-        pattern = (outputs and outputs.whitespace_pattern) or self.guided_whitespace_pattern
-        space: dict[str, Any] = {} if pattern is None else {"whitespace_pattern": pattern}
-        space |= {"whitespace_flexible": False} if outputs is not None and outputs.disable_any_whitespace else {}
+        self._grammar_in = "response_format" if formed else GRAMMAR
+        space: dict[str, Any] = {}
+        if outputs is not None:
+            space |= {"whitespace_pattern": outputs.whitespace_pattern} if outputs.whitespace_pattern else {}
+            space |= {"whitespace_flexible": False} if outputs.disable_any_whitespace else {}
         for kind, value in given:
             if kind in ("json", "json_object"):
                 return Grammar.json({"type": "object"} if kind == "json_object" else value, **space)
@@ -326,8 +326,6 @@ class CompletionBody(GenerationBody):
     logprobs: Likely | None = None
     echo: StrictBool = False
     add_special_tokens: StrictBool = Field(True, description="Those that every prompt begins with, before a text.")
-    best_of: Whole | None = Field(None, description="Not served: must be n, or be left out.")
-    suffix: Literal[""] | None = Field(None, description="Not served.")
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -335,12 +333,6 @@ class CompletionBody(GenerationBody):
         if not isinstance(prompt, str | list):
             raise ValueError("it must be a text, a list of token ids, or a list of either")
         return prompt
-
-    @model_validator(mode="after")
-    def _check_completion(self) -> Self:
-        if self.best_of not in (None, self.n):
-            raise ValueError("best_of is not served: leave it out, or make it n")
-        return self
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -408,9 +400,10 @@ class ChatBody(TemplateFields, GenerationBody):
     @property
     def usable(self) -> list[FunctionBody]:
         """As of `TemplateFields`."""
-        if self._mode.startswith("allowed"):
-            return [one for one in super().usable if one.name in self._named]
-        return [] if self._mode == "none" else super().usable
+        mode, named = self._choice
+        if mode.startswith("allowed"):
+            return [one for one in super().usable if one.name in named]
+        return [] if mode == "none" else super().usable
 
     @property
     def form(self) -> AnswerForm:
@@ -419,23 +412,18 @@ class ChatBody(TemplateFields, GenerationBody):
 
     def write(self, tools: ToolFormat | None, reasoning: Reasoning | None) -> None:
         """Says how the model writes calls, and its reasoning after this prompt."""
-        most = 1 if self.parallel_tool_calls is False or self._mode == "named" else None
+        most = 1 if self.parallel_tool_calls is False or self._choice[0] == "named" else None
         self._form = AnswerForm(tools if self.usable else None, reasoning, most=most)
 
     @property
-    def _mode(self) -> str:
+    def _choice(self) -> tuple[str, list[str]]:
         """As of `read_choice`."""
-        return read_choice(self.tool_choice or "auto")[0]
-
-    @property
-    def _named(self) -> list[str]:
-        """Functions that `tool_choice` names."""
-        return read_choice(self.tool_choice or "auto")[1]
+        return read_choice(self.tool_choice or "auto")
 
     def _grammar(self) -> Grammar | None:
         """With `required` and a name the calls are by the schemas; with `auto` those of strict functions, and others
         have any object as arguments. Names too many for a grammar are left to the model then."""
-        content, must = super()._grammar(), self._mode in ("required", "named", "allowed required")
+        content, must = super()._grammar(), self._choice[0] in ("required", "named", "allowed required")
         self._form = replace(self._form, bare=must or content is not None, must=must)
         chosen = self._chosen
         functions = [one.function(not (must or one.strict)) for one in chosen]
@@ -459,7 +447,8 @@ class ChatBody(TemplateFields, GenerationBody):
     @property
     def _chosen(self) -> list[FunctionBody]:
         """What may be called, or must be."""
-        return [one for one in self.usable if not self._named or one.name in self._named]
+        _, named = self._choice
+        return [one for one in self.usable if not named or one.name in named]
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:

@@ -3,11 +3,10 @@
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from crossdraft.client import Reason, RequestError
 from crossdraft.rpc.generation import Committed, OutputEnded
@@ -25,9 +24,9 @@ from crossdraft.serving.http.chats import (
     ToolChoice,
     ToolType,
 )
-from crossdraft.serving.http.errors import FOREIGN, RefusedError, refusal_of, refusal_of_faults
+from crossdraft.serving.http.errors import RefusedError, refusal_of_faults
 from crossdraft.serving.http.requests import ChatBody, GenerationBody, JsonSchema
-from crossdraft.serving.http.responses import PartialOutput
+from crossdraft.serving.http.responses import JSON, Json, PartialOutput, Writer
 from crossdraft.text.answers import AnswerParser, Said, What
 
 NEEDED = {  # of an item, by its type
@@ -46,7 +45,7 @@ ECHOED = (
 # Of what completions and chats have: what is not here, or in another form. Chats have some of the rest for themselves.
 NOT_HERE = ("n", "stream_options", "return_token_ids", "response_format", "prompt_logprobs", "store", "max_tokens")
 SHARED = (
-    *(name for name in GenerationBody.model_fields if name not in NOT_HERE and not name.startswith("guided_")),
+    *(name for name in GenerationBody.model_fields if name not in NOT_HERE),
     *("parallel_tool_calls", "chat_template_kwargs"),
 )
 
@@ -194,28 +193,11 @@ def _text(content: Content | None) -> str:
     return content or "" if isinstance(content, str | None) else "".join(part.text for part in content)
 
 
-class Response(BaseModel):
-    """The answer of /v1/responses, as far as it is made, with fields of the request."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: int
-    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
-    model: str
-    output: list[dict[str, Any]] = []
-    usage: dict[str, Any] | None = None
-    incomplete_details: dict[str, str] | None = None
-    error: None = None
-    store: Literal[False] = False
-
-
-class ResponseWriter:
-    """Writes the reply to one request, item by item: as events, whose last one has the whole."""
+class ResponseWriter(Writer):
+    """Writes the reply item by item: as events, whose last one has the whole."""
 
     def __init__(self, body: ResponsesBody, model: str, request_id: str) -> None:
-        self._request_id, self._field_of = request_id, body.field_of
+        self.request_id, self.field_of = request_id, body.field_of
         self._output = PartialOutput(answer=AnswerParser(body.chat.form))
         self._number = 0  # of events
         self._thought = 0  # tokens of reasoning
@@ -227,36 +209,21 @@ class ResponseWriter:
         )
         shown |= {"text": {"format": format}}
         shown |= {"metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False}
-        self.response = Response(id=f"resp_{request_id}", created_at=int(time.time()), model=model, **shown)
+        self._items: list[Json] = []
+        head: Json = {"id": f"resp_{request_id}", "object": "response", "created_at": int(time.time())}
+        head |= {"status": "in_progress", "model": model, "output": self._items, "usage": None}
+        self._response = head | {"incomplete_details": None, "error": None, "store": False} | shown
 
-    async def whole(self, coming: AsyncGenerator[tuple[int, OutputItem], None]) -> bytes:
-        """The reply, as JSON, once everything has come; raises one of errors.FOREIGN."""
-        async with aclosing(coming):
-            async for _, item in coming:
-                _ = [*self._events(item)]
-        return self.response.model_dump_json().encode()
-
-    async def stream(
-        self, first: tuple[int, OutputItem], rest: AsyncGenerator[tuple[int, OutputItem], None]
-    ) -> AsyncGenerator[bytes, None]:
-        """All events, each a server-sent one; an error is an event, too."""
-        async with aclosing(rest):
-            try:
-                for name in ("response.created", "response.in_progress"):
-                    yield self._sent(name, response=self.response.model_dump())
-                for event in self._events(first[1]):
-                    yield event
-                async for _, item in rest:
-                    for event in self._events(item):
-                        yield event
-            except FOREIGN as error:
-                yield self.fault(refusal_of(error, self._request_id, self._field_of))
+    async def body(self) -> bytes:
+        return JSON.dump_json(self._response)
 
     def fault(self, refusal: RefusedError) -> bytes:
-        """The last event of a stream that an error ends."""
         return self._sent("error", code=refusal.code, message=refusal.message, param=refusal.param)
 
-    def _events(self, item: OutputItem) -> Iterator[bytes]:
+    def events(self, index: int, item: OutputItem) -> Iterator[bytes]:
+        if not self._number:
+            for name in ("response.created", "response.in_progress"):
+                yield self._sent(name, response=self._response)
         if isinstance(item, TraceSpans):
             return
         self._output.hear(item)
@@ -264,7 +231,7 @@ class ResponseWriter:
         if isinstance(item, Committed) and new and all(said.what is What.REASONING for said in new):
             self._thought += len(item.tokens)
         for said in new:
-            items, kind = self.response.output, KINDS.get(said.what, "function_call")
+            items, kind = self._items, KINDS.get(said.what, "function_call")
             if said.what is What.CALL or not items or items[-1]["type"] != kind:
                 yield from self._end()
                 yield from self._begin(kind, said)
@@ -272,7 +239,7 @@ class ResponseWriter:
                 self._open += said.text
                 yield self._of_item(f"response.{PARTS.get(kind, 'function_call_arguments')}.delta", delta=said.text)
         if isinstance(item, OutputEnded):
-            if not self.response.output:
+            if not self._items:
                 yield from self._begin("message")
             answer = self._output.answer  # a stop string may have ended it within a call
             whole = item.reason is Reason.STOP and not (answer is not None and answer.within)
@@ -280,23 +247,23 @@ class ResponseWriter:
             yield self._finished(item)
 
     def _begin(self, kind: str, said: Said | None = None) -> Iterator[bytes]:
-        item: dict[str, Any] = {"id": f"{kind}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
+        item: Json = {"id": f"{kind}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
         if kind == "function_call" and said is not None:
             item |= {"call_id": said.id, "name": said.text, "arguments": ""}
         elif kind == "message":
             item |= {"role": "assistant", "content": []}
         else:
             item |= {"summary": [], "content": []}
-        self.response.output.append(item)
+        self._items.append(item)
         yield self._of_item("response.output_item.added", item=item)
         if kind in PARTS:
             yield self._of_item("response.content_part.added", part=self._part(kind))
 
     def _end(self, status: str = "completed") -> Iterator[bytes]:
         """Of the last item, if there is one."""
-        if not self.response.output:
+        if not self._items:
             return
-        item = self.response.output[-1]
+        item = self._items[-1]
         if (kind := item["type"]) in PARTS:
             item["content"] = [part := self._part(kind)]
             yield self._of_item(f"response.{PARTS[kind]}.done", text=self._open)
@@ -308,23 +275,21 @@ class ResponseWriter:
         yield self._of_item("response.output_item.done", item=item)
 
     def _finished(self, ended: OutputEnded) -> bytes:
-        cut = ended.reason is not Reason.STOP
-        self.response.status = "incomplete" if cut else "completed"
-        if cut:
-            self.response.incomplete_details = {"reason": "max_output_tokens"}
+        status, why = ("completed", None) if ended.reason is Reason.STOP else ("incomplete", "max_output_tokens")
+        self._response |= {"status": status, "incomplete_details": why and {"reason": why}}
         read, made = ended.statistics.prompt_tokens, ended.statistics.tokens
-        self.response.usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made} | {
+        self._response["usage"] = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made} | {
             "input_tokens_details": {"cached_tokens": 0},
             "output_tokens_details": {"reasoning_tokens": self._thought},
         }
-        return self._sent(f"response.{self.response.status}", response=self.response.model_dump())
+        return self._sent(f"response.{status}", response=self._response)
 
     def _part(self, kind: str) -> dict[str, Any]:
         return {"type": PARTS[kind], "text": self._open} | ({"annotations": []} if kind == "message" else {})
 
     def _of_item(self, name: str, /, **fields: Any) -> bytes:
         """An event of the last item."""
-        items = self.response.output
+        items = self._items
         if "item" not in fields:
             fields |= {"item_id": items[-1]["id"], "content_index": 0, "logprobs": []}
         return self._sent(name, output_index=len(items) - 1, **fields)

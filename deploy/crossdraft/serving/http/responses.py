@@ -3,8 +3,9 @@
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -12,9 +13,14 @@ from pydantic import BaseModel, TypeAdapter
 
 from crossdraft.client import Reason, Statistics, Token
 from crossdraft.rpc.errors import without_addresses
+from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
+from crossdraft.serving.backend import OutputItem, TraceSpans
+from crossdraft.serving.http.errors import FOREIGN, FieldOf, RefusedError, refusal_of
 from crossdraft.serving.http.requests import ChatBody, CompletionBody, GenerationBody
 from crossdraft.text.answers import AnswerParser, Said, What
+from crossdraft.trace.timeline import Span
+from crossdraft.trace.timeline import What as Step
 from crossdraft.types.output import Names, PromptToken
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -70,8 +76,11 @@ class ModelList(BaseModel):
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 Shown = PromptTokens | Committed | OutputEnded
+IndexedItem = tuple[int, OutputItem]  # the choice's index, and an item of its output
 Json = dict[str, Any]  # one of the objects above, or a part of it
 JSON = TypeAdapter(Any)  # writes one
+BYTES = 8  # of a token in a reply, about
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclass
@@ -108,24 +117,89 @@ class PartialOutput:
                 self.ended = item
 
 
-class Format(ABC, Generic[BodyT]):
-    """Writes the replies to one request, whole or in chunks."""
+class Writer(ABC):
+    """Writes the reply to one request, of the items of its outputs: whole, or as server-sent events."""
+
+    request_id: str
+    field_of: FieldOf  # names fields of the request in errors
+
+    @abstractmethod
+    def events(self, index: int, item: OutputItem) -> Iterable[bytes]:
+        """Takes the next item of an output; what a stream has of it."""
+
+    @abstractmethod
+    async def body(self) -> bytes:
+        """The whole reply, as JSON, once everything was taken."""
+
+    @abstractmethod
+    def fault(self, refusal: RefusedError) -> bytes:
+        """The last events of a stream that an error ends."""
+
+    def end(self) -> bytes:
+        """The last events of any other stream."""
+        return b""
+
+    async def whole(self, coming: AsyncGenerator[IndexedItem, None]) -> bytes:
+        """The reply, once everything has come; raises one of errors.FOREIGN."""
+        async with aclosing(coming):
+            async for item in coming:
+                _ = [*self.events(*item)]
+        return await self.body()
+
+    async def stream(self, first: IndexedItem, rest: AsyncGenerator[IndexedItem, None]) -> AsyncGenerator[bytes, None]:
+        """All events. An error is an event, too: the status was sent before."""
+        async with aclosing(rest):
+            try:
+                for event in self.events(*first):
+                    yield event
+                async for item in rest:
+                    for event in self.events(*item):
+                        yield event
+                yield self.end()
+            except FOREIGN as error:
+                yield self.fault(refusal_of(error, self.request_id, self.field_of))
+
+
+class Format(Writer, Generic[BodyT]):
+    """Writes the reply to one request, whole, or as chunks, each of them a server-sent event."""
 
     PREFIX: ClassVar[str]  # of ids
     OBJECTS: ClassVar[tuple[str, str]]  # the names of a whole reply and of a chunk
     CHOICES_HAVE_PROMPTS: ClassVar[bool]  # what is told of a prompt stands in choices, or else beside them
 
     def __init__(
-        self, body: BodyT, model: str, request_id: str, prompts: Sequence[Sequence[int]] = (), measured: bool = False
+        self, body: BodyT, model: str, request_id: str, beside: Beside, prompts: Sequence[Sequence[int]], measured: bool
     ) -> None:
-        self.body = body
+        self.request_id, self.field_of = request_id, body.field_of
+        self._body, self._beside = body, beside
         self._prompts = prompts
         self._measured = measured
         self._head: Json = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
+        self._outputs = [PartialOutput(answer=self._answer()) for _ in range(body.num_outputs)]
+        self._spans: list[list[Span]] = [[] for _ in self._outputs]  # not sent yet
+        self._began = time.perf_counter()
 
-    def output(self) -> PartialOutput:
-        """One that begins."""
-        return PartialOutput()
+    async def body(self) -> bytes:
+        values = sum(len(output.tokens) for output in self._outputs) * (1 + (self._body.num_logprobs or 0))
+        return await self._beside.run(BYTES * values, lambda: JSON.dump_json(self._whole_reply()))
+
+    def events(self, index: int, item: OutputItem) -> Iterable[bytes]:
+        if isinstance(item, TraceSpans):
+            self._spans[index] += map(_without_address, item.spans)
+            return
+        output = self._outputs[index]
+        output.hear(item)
+        if self._body.stream and self._shows(item, output):
+            yield event_of(self._chunk(index, output, item))
+            output.begun = True
+        output.take(item, self._body.echoes_tokens)
+
+    def end(self) -> bytes:
+        usage = event_of(self._reply(1, [], **self._totals())) if self._body.include_usage else b""
+        return usage + DONE
+
+    def fault(self, refusal: RefusedError) -> bytes:
+        return event_of(refusal.body) + DONE
 
     @abstractmethod
     def _whole(self, index: int, output: PartialOutput) -> Json:
@@ -135,36 +209,56 @@ class Format(ABC, Generic[BodyT]):
     def _part(self, index: int, before: PartialOutput, item: Shown) -> Json:
         """Likewise, of what comes next; the first part begins with what an answer begins with."""
 
-    def whole(self, outputs: Sequence[PartialOutput]) -> Json:
-        """The reply with all outputs, which have ended."""
-        choices = [self._ended(index, one) for index, one in enumerate(outputs)]
-        return self._reply(0, choices, **self._prompt_fields(0, outputs[0]), **self._totals(outputs))
+    def _answer(self) -> AnswerParser | None:
+        """Reads what an output consists of, if it may have parts."""
+        return None
 
-    def chunk(self, index: int, before: PartialOutput, item: Shown, trace: Json) -> Json:
+    def _shows(self, item: Shown, output: PartialOutput) -> bool:
+        """A token has no text while its characters are incomplete, or may be the beginning of a stop string or call."""
+        if isinstance(item, OutputEnded):
+            return True
+        if output.new if output.answer is not None else any(token.text for token in item.tokens):
+            return True
+        return self._body.num_logprobs is not None or self._body.return_token_ids or self._body.speculative.trace
+
+    def _whole_reply(self) -> Json:
+        choices = [self._ended(index, one) for index, one in enumerate(self._outputs)]
+        return self._reply(0, choices, **self._prompt_fields(0, self._outputs[0]), **self._totals())
+
+    def _chunk(self, index: int, before: PartialOutput, item: Shown) -> Json:
         """Tokens or the end of an output; `before` is the output without them.
 
         With `include_usage`, chunks before the last one have `usage: null`, or the usage of their choice so far.
         """
         tokens = item.tokens if isinstance(item, Committed) else ()
         choice = self._choice(index, item, before, tokens) | self._part(index, before, item)
-        usage = {"usage": None} if self.body.include_usage else {}
-        if self.body.continuous_usage:
-            usage = _usage(len(self._prompts[index // self.body.n]), len(before.tokens) + len(tokens))
-        return self._reply(1, [choice], **self._prompt_fields(index, before), **trace, **usage)
+        usage = {"usage": None} if self._body.include_usage else {}
+        if self._body.continuous_usage:
+            usage = _usage(len(self._prompts[index // self._body.n]), len(before.tokens) + len(tokens))
+        return self._reply(1, [choice], **self._prompt_fields(index, before), **self._trace(index, item), **usage)
 
-    def usage_chunk(self, outputs: Sequence[PartialOutput]) -> Json:
-        """The last chunk of a stream with `include_usage`."""
-        return self._reply(1, [], **self._totals(outputs))
+    def _trace(self, index: int, item: Shown) -> Json:
+        if not self._body.speculative.trace or isinstance(item, PromptTokens):
+            return {}
+        fields: Json = {"milliseconds": 1000 * (time.perf_counter() - self._began)}
+        if isinstance(item, Committed):
+            (token,) = item.tokens  # with a trace each comes by itself
+            fields |= {"kind": token.kind, "bytes": list(token.raw)}
+        else:
+            fields["statistics"] = figures_of(item.statistics)
+        if self._spans[index]:
+            fields["spans"], self._spans[index] = self._spans[index], []
+        return {"crossdraft": fields}
 
     def _reply(self, kind: int, choices: list[Json], **more: object) -> Json:
         return {**self._head, "object": self.OBJECTS[kind], "choices": choices, **more}
 
-    def _totals(self, outputs: Sequence[PartialOutput]) -> Json:
+    def _totals(self) -> Json:
         """Usage, and metrics where they are wanted."""
-        figures = [output.ended.statistics for output in outputs if output.ended is not None]
+        figures = [output.ended.statistics for output in self._outputs if output.ended is not None]
         measured = self._measured and len(figures) == 1 and figures[0].drafted_at
         metrics = {"metrics": {"speculative_decoding": _speculative_decoding(figures[0])}} if measured else {}
-        prompts = sum(one.prompt_tokens for one in figures[:: self.body.n])
+        prompts = sum(one.prompt_tokens for one in figures[:: self._body.n])
         return metrics | _usage(prompts, sum(one.tokens for one in figures))
 
     def _ended(self, index: int, output: PartialOutput) -> Json:
@@ -172,10 +266,10 @@ class Format(ABC, Generic[BodyT]):
         figures = output.ended.statistics
         trace = {"crossdraft": {"milliseconds": 1000 * figures.seconds, "statistics": figures_of(figures)}}
         choice = self._choice(index, output.ended, output, output.tokens) | self._whole(index, output)
-        return choice | (trace if self.body.speculative.trace else {})
+        return choice | (trace if self._body.speculative.trace else {})
 
     def _choice(self, index: int, item: Shown, output: PartialOutput, tokens: Sequence[Token]) -> Json:
-        ids = {"token_ids": [token.id for token in tokens]} if self.body.return_token_ids else {}
+        ids = {"token_ids": [token.id for token in tokens]} if self._body.return_token_ids else {}
         prompt = self._prompt_fields(index, output, of_choice=True)
         return {"index": index, "finish_reason": _finish(item, output), **ids, **prompt}
 
@@ -183,8 +277,8 @@ class Format(ABC, Generic[BodyT]):
         """What is told of a prompt, once, of a choice or beside it."""
         if output.begun or of_choice is not self.CHOICES_HAVE_PROMPTS:
             return {}
-        ids, count = self.body.return_token_ids, self.body.prompt_logprobs
-        found: Json = {"prompt_token_ids": self._prompts[index // self.body.n]} if ids else {}
+        ids, count = self._body.return_token_ids, self._body.prompt_logprobs
+        found: Json = {"prompt_token_ids": self._prompts[index // self._body.n]} if ids else {}
         scores = {} if count is None else {"prompt_logprobs": [_scores(token, count) for token in output.prompt]}
         return found | scores
 
@@ -197,18 +291,18 @@ class CompletionFormat(Format[CompletionBody]):
     CHOICES_HAVE_PROMPTS = True
 
     def _whole(self, index: int, output: PartialOutput) -> Json:
-        tokens = [*(output.prompt if self.body.echoes_tokens else ()), *output.tokens]
-        return {"text": self.body.echo_of(index) + output.text, "logprobs": self._logprobs(tokens)}
+        tokens = [*(output.prompt if self._body.echoes_tokens else ()), *output.tokens]
+        return {"text": self._body.echo_of(index) + output.text, "logprobs": self._logprobs(tokens)}
 
     def _part(self, index: int, before: PartialOutput, item: Shown) -> Json:
-        echo = "" if before.begun else self.body.echo_of(index)
+        echo = "" if before.begun else self._body.echo_of(index)
         tokens = () if isinstance(item, OutputEnded) else item.tokens
         logprobs = self._logprobs(tokens, len(before.text)) if tokens else None
         return {"text": echo + text_of(tokens), "logprobs": logprobs}
 
     def _logprobs(self, tokens: Sequence[Token | PromptToken], offset: int = 0) -> Json | None:
         """Of tokens before which are `offset` characters of the text; the first token of a prompt has none."""
-        if (count := self.body.num_logprobs) is None:
+        if (count := self._body.num_logprobs) is None:
             return None
         offsets = accumulate((len(token.text) for token in tokens), initial=offset)
         return {
@@ -229,9 +323,8 @@ class ChatFormat(Format[ChatBody]):
     OBJECTS = ("chat.completion", "chat.completion.chunk")
     CHOICES_HAVE_PROMPTS = False
 
-    def output(self) -> PartialOutput:
-        form = self.body.form
-        return PartialOutput(answer=None if form.plain else AnswerParser(form))
+    def _answer(self) -> AnswerParser | None:
+        return None if self._body.form.plain else AnswerParser(self._body.form)
 
     def _whole(self, index: int, output: PartialOutput) -> Json:
         parts: Json = {"content": output.text} if output.answer is None else self._parts(output.said)
@@ -249,7 +342,7 @@ class ChatFormat(Format[ChatBody]):
     def _parts(self, said: Sequence[Said]) -> Json:
         """Content, reasoning and calls, those that there are."""
         texts, calls = defaultdict[str, str](str), dict[int, Json]()
-        reasoning = ("reasoning", "reasoning_content") if self.body.include_reasoning else ()
+        reasoning = ("reasoning", "reasoning_content") if self._body.include_reasoning else ()
         for one in said:
             if one.what is What.CALL:
                 called = {"name": one.text, "arguments": ""}
@@ -263,7 +356,7 @@ class ChatFormat(Format[ChatBody]):
         return texts | ({"tool_calls": [*calls.values()]} if calls else {})
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
-        if self.body.num_logprobs is None:
+        if self._body.num_logprobs is None:
             return None
         return {
             "content": [
@@ -272,6 +365,14 @@ class ChatFormat(Format[ChatBody]):
                 for token in tokens
             ]
         }
+
+
+def _without_address(span: Span) -> Span:
+    return replace(span, label=without_addresses(span.label)) if span.what is Step.LOST else span
+
+
+def event_of(value: Json | BaseModel) -> bytes:
+    return b"data: " + JSON.dump_json(value) + b"\n\n"
 
 
 def _usage(prompt: int, completion: int) -> Json:

@@ -112,7 +112,7 @@ class _Uvicorn(uvicorn.Server):
             why = "" if self.hurried.is_set() else over
             log.warning("%d open requests are ended%s", len(self.server_state.tasks), why)
         for task in list(self.server_state.tasks):
-            task.cancel(ENDS.text)  # by which it is told from a client that has left
+            task.cancel(ENDS.message)  # by which it is told from a client that has left
         await asyncio.sleep(LAST_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

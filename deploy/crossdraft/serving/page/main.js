@@ -4,9 +4,11 @@ import { FiguresView, summaryOf, timesOf } from "./figures.js";
 import { Key } from "./key.js";
 import { Lanes } from "./lanes.js";
 import { complete, models, ServerError } from "./server.js";
-import { plainly, Settings, shownOf } from "./settings.js";
+import { drafts, plainly, Settings, shownOf } from "./settings.js";
 import { Tally } from "./tally.js";
 import { TextView } from "./text.js";
+
+const ASKED_EVERY = 2000; // milliseconds between two looks for models, while there are none
 
 const byId = (id) => document.getElementById(id);
 const form = byId("settings");
@@ -17,6 +19,7 @@ const lanes = new Lanes({ svg: byId("lanes"), names: byId("lane-names"), view: b
 const output = new TextView(byId("output"));
 const plainOutput = new TextView(byId("plain-output"));
 let running = null; // AbortController of the output that is being made
+let asking = null; // the timer of the next look for models, while there are none
 let latest = null; // { tally, request, repeatable } of the last whole output with a drafter
 
 function say(words) {
@@ -97,7 +100,7 @@ async function generate() {
     figures.show(counted);
   });
   lanes.finish();
-  latest = tally && { tally, request, repeatable };
+  latest = tally && drafts(request) ? { tally, request, repeatable } : null;
   if (tally) settings.answered(request, tally.message);
   allow();
   if (tally) await offer(); // a drafter may have gone or come meanwhile
@@ -114,17 +117,20 @@ async function compare() {
   const same = output.generated === plainOutput.generated;
   const texts = same ? "The texts are the same." : repeatable ? "The texts differ." : "Both are draws of the same distribution.";
   figures.compared(times);
+  const drafter = tally.drafted ? "with a drafter" : "with a drafter that drafted nothing";
   byId("verdict").textContent =
-    `${tally.tokensPerSecond.toFixed(0)} tokens a second with a drafter, ` +
+    `${tally.tokensPerSecond.toFixed(0)} tokens a second ${drafter}, ` +
     `${plain.tokensPerSecond.toFixed(0)} without: ${timesOf(times)}. ${texts}`;
 }
 
 async function offer() {
+  clearTimeout(asking);
   try {
     settings.offer(await models(key.value));
     clearError();
   } catch (error) {
     showError(error);
+    if (!settings.offered && !error.status) asking = setTimeout(offer, ASKED_EVERY);
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { dataOf } from "./events.js";
 
-const NONE_YET = "No model can be served yet: no target has answered the server. Try again when one runs.";
+const NONE_YET = "No model can be served yet: no target has answered the server. It is offered here when one runs.";
 const END = "[DONE]";
 const UNREACHABLE = "The server cannot be reached. Is it still running?";
 const CUT = "The stream ended before the text did: the connection was lost, or the server was stopped.";

@@ -21,6 +21,11 @@ const EXTRAS = {
   },
 };
 
+/** Whether a request is to be made with a drafter. */
+export function drafts({ speculative }) {
+  return speculative.drafter !== PLAIN;
+}
+
 /** The same request without a drafter. */
 export function plainly(request) {
   return { ...request, speculative: { ...request.speculative, drafter: PLAIN } };

@@ -39,6 +39,11 @@ export class Tally {
     return this.#final?.tokens_per_pass ?? ratio(this.tokens, this.#passes);
   }
 
+  /** Whether the drafter has drafted anything. */
+  get drafted() {
+    return this.#final?.draft_tokens > 0;
+  }
+
   /** Share of the accepted among those that were judged; null if none was. */
   get acceptance() {
     const { accepted, corrected } = this.#final ?? this.#kinds;
