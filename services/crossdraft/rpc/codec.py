@@ -19,7 +19,6 @@ from itertools import accumulate, islice, repeat
 from typing import Any
 
 import numpy as np
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
@@ -116,7 +115,7 @@ def plain_fields(message: Message, **checked: Any) -> dict[str, Any]:
     return checked | {one.name: plain_value(getattr(message, one.name)) for one in others if _given(message, one)}
 
 
-def _given(message: Message, field: FieldDescriptor) -> bool:
+def _given(message: Message, field: Any) -> bool:
     return not field.has_presence or message.HasField(field.name)
 
 
