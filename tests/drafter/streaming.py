@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from crossdraft.drafter.service import DrafterService
@@ -15,8 +16,9 @@ from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.server import Server
-from crossdraft.types.messages import Branch, Drafted
-from crossdraft.types.rows import DraftToken
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter
+from crossdraft.types.rows import DraftToken, Row
 from tests.rpc.sessions import DrafterClient, ServiceSession
 from tests.services.conftest import AT_ONCE
 
@@ -67,6 +69,20 @@ class Epoch:
             await self.hear(session)
         assert (self.first + len(self.draft_tokens), len(self.branches)) == (count, branches)
         return self
+
+
+async def first_row(client: DrafterClient, opening: OpenDrafter, text: Letters = NOTHING) -> Row:
+    """Of the first draft token after this output."""
+    async with client.session(opening) as session:
+        (draft_token,) = (await session.draft(Draft(1, 0, text, 1))).draft_tokens
+    assert draft_token.row is not None
+    return draft_token.row
+
+
+def masked_to_its_ids(cut: Row, full: Row) -> None:
+    """The row has the shares that its ids have in the full one."""
+    expected = full.probabilities_of(cut.ids) / full.probabilities_of(cut.ids).sum()
+    np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
 
 
 class Gate:

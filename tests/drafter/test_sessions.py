@@ -1,15 +1,18 @@
-"""A drafter's sessions over loopback: rows, draws, chunks, advances, and epochs dropped between two forwards."""
+"""A drafter's sessions: rows, draws, chunks, epochs dropped between two forwards; and their rules, without a model."""
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from crossdraft.drafter.conversation import Conversation
+from crossdraft.drafter.conversation import MAX_BEHIND_SCORE, Conversation, DraftProgress, Epochs, ReplyBuffer, Send
+from crossdraft.drafter.drafting import DraftTree, Tip, branch_keys
 from crossdraft.drafter.service import DrafterService, DrafterSession
 from crossdraft.engine import model_thread
 from crossdraft.engine.engine import Engine
@@ -18,11 +21,26 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import BadRequest, ProtocolBroken
 from crossdraft.text.grammar import Grammar, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
-from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
-from tests.drafter.streaming import Epoch, gated
+from crossdraft.types.messages import (
+    MOST_DRAFT_TOKENS,
+    Advance,
+    Branch,
+    Draft,
+    Drafted,
+    NoiseKey,
+    OpenDrafter,
+    SamplingOptions,
+    Score,
+    Scored,
+)
+from crossdraft.types.rows import DraftToken
+from crossdraft.types.trees import ROOT
+from tests.drafter.streaming import Epoch, first_row, gated, masked_to_its_ids
 from tests.engine.gathering import nothing
 from tests.rpc.linked import Direct, Noted
 from tests.rpc.sessions import DrafterClient
+from tests.services.conftest import direct
+from tests.vocabularies import toy_vocabulary
 
 PROMPT = from_bytes(b"The quick brown fox")
 WARM = SamplingOptions(temperature=0.8)
@@ -57,8 +75,8 @@ async def test_greedy_drafts_are_what_generate_gives(drafter: DrafterClient, dra
 async def test_a_drafter_says_that_it_works(drafter_model: RunningModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_thread, "WORKING_SECONDS", 0.0)  # after each step
     thread = ModelThread(Engine(drafter_model.thread.engine.model, budget=1, chunk=8))
-    session, opening = Direct(lambda _: None), replace(OPEN, prompt=Letters(9 * PROMPT))
-    session.session = await DrafterService(replace(drafter_model, thread=thread)).open(opening, session)
+    service, opening = DrafterService(replace(drafter_model, thread=thread)), replace(OPEN, prompt=Letters(9 * PROMPT))
+    session = await direct(service, opening)
     await session.answer(FIRST)
     session.close()
     await asyncio.to_thread(thread.close)
@@ -69,8 +87,7 @@ async def test_options_of_the_target_cost_a_drafter_nothing(drafter_model: Runni
     """However long they are: steps would hash and compare them."""
     threads: list[int] = []
     options = SamplingOptions(0.8, allowed_token_ids=Noted(range(300), threads), end_ids=Noted(range(300), threads))
-    session = Direct(lambda _: None)
-    session.session = await DrafterService(drafter_model).open(replace(OPEN, options=options), session)
+    session = await direct(DrafterService(drafter_model), replace(OPEN, options=options))
     await session.answer(FIRST)
     session.close()
     assert not threads
@@ -101,12 +118,8 @@ async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterCl
     for draft_token in drafted.draft_tokens:
         assert set(draft_token.row.ids.tolist()) <= set(allowed.tolist())
         assert len(draft_token.row.ids) == 3
-    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 100, allowed)) as session:
-        masked = (await session.draft(FIRST)).draft_tokens[0].row
-    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 1000)) as session:
-        free = (await session.draft(FIRST)).draft_tokens[0].row
-    expected = free.probabilities_of(masked.ids) / free.probabilities_of(masked.ids).sum()
-    np.testing.assert_allclose(masked.probabilities, expected, atol=1e-5)
+    masked = await first_row(drafter, OpenDrafter(PROMPT, SamplingOptions(), KEY, 100, allowed))
+    masked_to_its_ids(masked, await first_row(drafter, OpenDrafter(PROMPT, SamplingOptions(), KEY, 1000)))
 
 
 async def test_after_an_end_of_sequence_it_drafts_on(drafter: DrafterClient, drafter_model: RunningModel) -> None:
@@ -155,9 +168,7 @@ async def test_letters_that_it_cannot_write_are_left_out(drafter: DrafterClient)
         after = await session.draft(Draft(2, 9, from_bytes(b" was"), 4))
     for text, one in ((" the dog", drafted), (" the dog was", after)):
         assert (len(one.draft_tokens), one.reason) == (4, "")
-        async with drafter.session(replace(OPEN, noise=None)) as session:
-            fresh = await session.draft(Draft(1, 0, Letters(text), 1))
-        row, expected = one.draft_tokens[0].row, fresh.draft_tokens[0].row
+        row, expected = one.draft_tokens[0].row, await first_row(drafter, replace(OPEN, noise=None), Letters(text))
         np.testing.assert_array_equal(row.ids, expected.ids)
         np.testing.assert_allclose(row.probabilities, expected.probabilities, atol=2e-6)
 
@@ -287,15 +298,11 @@ async def test_drafts_and_what_is_prepared_beside_them_keep_to_the_grammar(draft
 
 
 async def test_rows_of_drafts_by_a_grammar_are_the_drafters_own_masked(drafter: DrafterClient) -> None:
-    async with drafter.session(
-        OpenDrafter(PROMPT, replace(WARM, grammar=Grammar.regex("[0-9]+")), KEY, 1000)
-    ) as session:
-        kept = (await session.draft(FIRST)).draft_tokens[0].row
-    async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 1000)) as session:
-        free = (await session.draft(FIRST)).draft_tokens[0].row
-    assert 5 < len(kept.ids) < len(free.ids)
-    expected = free.probabilities_of(kept.ids) / free.probabilities_of(kept.ids).sum()
-    np.testing.assert_allclose(kept.probabilities, expected, atol=1e-5)
+    free = OpenDrafter(PROMPT, WARM, KEY, 1000)
+    kept = replace(free, options=replace(WARM, grammar=Grammar.regex("[0-9]+")))
+    cut, full = await first_row(drafter, kept), await first_row(drafter, free)
+    assert 5 < len(cut.ids) < len(full.ids)
+    masked_to_its_ids(cut, full)
 
 
 async def test_where_no_allowed_token_fits_the_grammar_it_drafts_as_without(drafter, drafter_model):
@@ -322,7 +329,261 @@ async def test_scores_are_of_the_drafts_by_the_grammar(drafter: DrafterClient) -
 
 async def test_a_grammar_that_cannot_be_compiled_costs_the_session(drafter: DrafterClient) -> None:
     with pytest.raises(BadRequest, match="unclosed group"):
-        async with drafter.session(
-            OpenDrafter(PROMPT, SamplingOptions(grammar=Grammar.regex("(")), None, 8)
-        ) as session:
-            await session.draft(FIRST)
+        await first_row(drafter, OpenDrafter(PROMPT, SamplingOptions(grammar=Grammar.regex("(")), None, 8))
+
+
+def draft(epoch: int = 1, count: int = 5, chunk: int = 2, first: int = 0) -> Draft:
+    return Draft(epoch, 3, Letters("ab"), count, chunk, first=first)
+
+
+def branch(number: int) -> Branch:
+    return Branch(number, 0, Letters("x"), (1,))
+
+
+@pytest.mark.parametrize(
+    ("act", "complaint"),
+    [
+        (lambda epochs: epochs.begin(draft(4)), "epoch 4 is over; the latest is 5"),
+        (lambda epochs: epochs.begin(draft(5)), "epoch 5 has begun already"),
+        (lambda epochs: epochs.advance(Advance(6, 9)), "epoch 6 has not begun"),
+        (lambda epochs: epochs.advance(Advance(5, 4)), "may advance from 5 draft tokens to at most 69, not to 4"),
+        (lambda epochs: epochs.advance(Advance(5, 70)), "may advance from 5 draft tokens to at most 69, not to 70"),
+        (lambda epochs: epochs.scored(Score(4, 5, (), 5)), "epoch 4 cannot be scored; the latest is 5"),
+        (lambda epochs: epochs.scored(Score(5, 3, (), 5)), "no draft of epoch 5 began at letter 3"),
+        (lambda epochs: epochs.scored(Score(5, 5, (), 6)), "a score of 6 draft tokens was asked for"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(act, complaint: str) -> None:
+    epochs = Epochs()
+    epoch = epochs.begin(draft(5))
+    with pytest.raises(ProtocolBroken, match=complaint):
+        act(epochs)
+    assert (epochs.number, epoch.count, epoch.over) == (5, 5, False)
+
+
+def test_a_newer_epoch_ends_the_one_before() -> None:
+    epochs = Epochs()
+    older, newer = epochs.begin(draft(1)), epochs.begin(draft(4))
+    assert (older.over, newer.over) == (True, False)
+    assert epochs.advance(Advance(1, 50)) is None
+    assert epochs.advance(Advance(4, 6)) is newer
+    assert epochs.advance(Advance(4, 6)) is None  # no more than before
+    assert newer.count == 6
+    assert not older.wanted
+
+
+@given(
+    chunk=st.integers(1, 6),
+    first=st.integers(0, 6),
+    made=st.lists(st.sampled_from(["draft_token", "branch", "advance"]), max_size=40),
+)
+def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk: int, first: int, made: list[str]):
+    epoch = DraftProgress(draft(count=3, chunk=chunk, first=first))
+    buffer = ReplyBuffer(epoch)
+    replies: list[Drafted] = []
+    branches = 0
+    for event in made:
+        if event == "advance":
+            epoch.count += 2
+        elif event == "branch":
+            branches += 1
+            buffer.add_branch(branch(branches))
+        elif buffer.made < epoch.count:
+            buffer.add(DraftToken(buffer.made))
+        replies += buffer.due()
+        held = buffer.made - epoch.sent
+        assert held < (first - epoch.sent if epoch.sent < first else chunk)
+        assert held == 0 or buffer.made < epoch.count  # whatever is wanted and complete is sent
+    made_in_all = buffer.made
+    replies.append(buffer.last("enough"))
+    tokens = [draft_token.token for reply in replies for draft_token in reply.draft_tokens]
+    assert tokens == list(range(made_in_all))
+    assert [number.number for reply in replies for number in reply.branches] == list(range(1, branches + 1))
+    assert all(len(reply.draft_tokens) <= (first if reply.first < first else chunk) for reply in replies)
+    assert [reply.first for reply in replies] == np.cumsum([0, *(len(reply.draft_tokens) for reply in replies)])[
+        :-1
+    ].tolist()
+    assert epoch.aside
+    assert not epoch.wanted
+
+
+def test_keys_are_text_that_was_not_drawn_each_once() -> None:
+    vocabulary = toy_vocabulary(("a", "b", "\ue000", "a", "c", "b"))
+    assert list(branch_keys([3, 2, 5, 1, 4, 0], 0, vocabulary)) == [5, 4]
+
+
+@given(st.data())
+def test_a_tree_that_is_planted_anew_has_the_same_paths(data: st.DataObject) -> None:
+    tree, tips = DraftTree("session", (7, 8)), [Tip()]
+    for token in range(data.draw(st.integers(1, 30))):
+        grown = data.draw(st.sampled_from(tips))
+        tree.work([Tip(grown.node, token)])
+        tips.append(Tip(tree.nodes - 1))
+    chosen = data.draw(st.sampled_from(tips))
+    before = tree.work([chosen])
+    paths = [before.context + path for path in before.tree.paths()]
+    root = tree.ancestor(chosen.node, data.draw(st.integers(0, 5)))
+    moved = tree.move_root(root)
+    after = tree.work([Tip(moved[chosen.node])])
+    assert after.context == paths[root + 1]
+    now = [after.context + path for path in after.tree.paths()]
+    for old, new in moved.items():
+        assert now[new + 1] == paths[old + 1]
+    assert len(moved) == sum(path[: len(after.context)] == after.context for path in paths)
+    assert moved[root] == ROOT
+
+
+ADVANCES = 10
+WANTED = (1 + ADVANCES) * MOST_DRAFT_TOKENS
+
+
+@dataclass
+class Eager:
+    """Has all that is wanted at once."""
+
+    made: int = 0
+    scored: int = 0
+    closed: int = 0
+    epochs: list[DraftProgress] = field(default_factory=list)
+
+    def begin(self, epoch: DraftProgress) -> None:
+        self.epochs.append(epoch)
+
+    def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self._draft(epoch, send))
+
+    async def _draft(self, epoch: DraftProgress, send: Send) -> None:
+        while epoch.wanted:
+            send(Drafted(epoch.number, (DraftToken(epoch.sent),), 0.0, first=epoch.sent))
+            epoch.sent += 1
+            self.made += 1
+
+    async def score(self, epoch: DraftProgress, request: Score) -> Scored:
+        self.scored += 1
+        return Scored(request.epoch, np.zeros(1), 0.0)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class Told(Eager):
+    """Has what is wanted when it is told to."""
+
+    drafts: list[asyncio.Future[None]] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+
+    def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
+        self.drafts.append(asyncio.get_running_loop().create_future())
+        self.sends.append(send)
+        return self.drafts[-1]
+
+    def finish(self, first: int, count: int) -> None:
+        """The latest call ends with so many draft tokens, though more may be wanted by now."""
+        self.epochs[-1].sent += count
+        self.sends[-1](drafted(self.epochs[-1].number, first, count))
+        self.drafts[-1].set_result(None)
+
+
+def drafted(epoch: int, first: int, count: int) -> Drafted:
+    return Drafted(epoch, tuple(map(DraftToken, range(first, first + count))), 0.0, first=first)
+
+
+def talking(drafter: Eager) -> Direct:
+    return Direct(lambda replies: Conversation(drafter, replies))
+
+
+async def settled() -> None:
+    """Returns when nothing more can happen by itself."""
+    for _ in range(2 * WANTED):
+        await asyncio.sleep(0)
+
+
+async def test_a_draft_that_is_ended_sends_nothing_more_and_another_may_begin() -> None:
+    drafter = Told()
+    talk = talking(drafter)
+    talk.ask(Draft(1, 0, NOTHING, 4, 2), Advance(1, 0))
+    await settled()
+    assert drafter.drafts[0].cancelled()
+    assert not drafter.epochs[0].wanted
+    talk.ask(Advance(1, 8), Draft(2, 0, NOTHING, 2, 2), Advance(1, 0))
+    await settled()
+    drafter.finish(0, 2)
+    assert [reply.epoch for reply in talk.waiting] == [2]
+    with pytest.raises(ProtocolBroken, match="epoch 3 has not begun"):
+        talk.ask(Advance(3, 0))
+
+
+async def test_each_score_is_answered() -> None:
+    drafter = Eager()
+    talk = talking(drafter)
+    await talk.answer(Draft(1, 0, NOTHING, 1))
+    score = Score(1, 0, (Letters("a"),), 1)
+    for _ in range(20):
+        assert isinstance(await talk.answer(score), Scored)
+    talk.ask(*[score] * 20)
+    await settled()
+    assert drafter.scored == 40
+
+
+async def test_requests_behind_a_score_wait_and_not_more_of_them_than_there_may_be() -> None:
+    talk = talking(Eager())
+    talk.ask(Draft(1, 0, NOTHING, 1), Score(1, 0, (Letters("a"),), 1))
+    talk.ask(*[Advance(1, 1)] * MAX_BEHIND_SCORE)
+    with pytest.raises(ProtocolBroken, match=f"{MAX_BEHIND_SCORE} requests of this session wait already"):
+        talk.ask(Advance(1, 1))
+    assert [type(await talk.receive()) for _ in range(2)] == [Drafted, Scored]
+
+
+async def test_what_waited_behind_a_score_is_taken_after_it_and_its_faults_end_the_session() -> None:
+    drafter = Eager()
+    talk = talking(drafter)
+    score = Score(1, 0, (Letters("a"),), 1)
+    talk.ask(Draft(1, 0, NOTHING, 1), score, Draft(2, 0, NOTHING, 1), score, Draft(3, 0, NOTHING, 1))
+    assert len(drafter.epochs) == 1
+    await settled()
+    assert ([epoch.number for epoch in drafter.epochs], drafter.scored) == ([1, 2], 1)
+    assert isinstance(talk.error, ProtocolBroken)
+    assert "epoch 1 cannot be scored; the latest is 2" in str(talk.error)
+
+
+async def test_a_score_waits_for_all_that_was_asked_for_before_it() -> None:
+    drafter = Told()
+    talk = talking(drafter)
+    talk.ask(Draft(1, 0, NOTHING, 2, 2), Advance(1, 4), Score(1, 0, (Letters("a"),), 4))
+    for first in (0, 2):
+        await settled()
+        assert (len(drafter.drafts), drafter.scored) == (1 + first // 2, 0)
+        drafter.finish(first, 2)
+    await settled()
+    assert (len(drafter.drafts), drafter.scored) == (2, 1)
+    assert [type(reply) for reply in talk.waiting] == [Drafted, Drafted, Scored]
+
+
+async def test_once_a_new_epoch_was_asked_for_nothing_of_the_one_before_is_sent() -> None:
+    drafter = Told()
+    talk = talking(drafter)
+    talk.ask(Draft(1, 0, NOTHING, 4, 1))
+    drafter.sends[0](drafted(1, 0, 1))  # waits still
+    talk.ask(Draft(2, 0, NOTHING, 4, 1))
+    assert drafter.drafts[0].cancelled()
+    drafter.sends[0](drafted(1, 1, 1))  # was on its way
+    drafter.sends[1](drafted(2, 0, 1))
+    assert [reply.epoch for reply in talk.waiting] == [2]
+
+
+async def test_what_ends_the_drafting_ends_the_session() -> None:
+    drafter = Told()
+    talk = talking(drafter)
+    talk.ask(Draft(1, 0, NOTHING, 4, 1))
+    drafter.drafts[0].set_exception(ProtocolBroken("cannot be drafted"))
+    with pytest.raises(ProtocolBroken, match="cannot be drafted"):
+        await talk.receive()
+
+
+async def test_after_it_is_closed_nothing_is_said() -> None:
+    talk = talking(Eager())
+    talk.ask(Draft(1, 0, NOTHING, 1), Score(1, 0, (Letters("a"),), 1))
+    talk.close()
+    await settled()
+    assert (talk.waiting, talk.error) == ([], None)

@@ -1,18 +1,22 @@
-"""What vLLM calls: the class, its options, its ranks, and the versions that it was tested with."""
+"""What vLLM calls: the class, its options, ranks and versions, what is logged; and the function that it mends."""
 
+import io
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import RemoteDrafter, interface
-from crossdraft.integrations.vllm.exactness import NAME, Sampling, expand
+from crossdraft.integrations.vllm.exactness import NAME, Sampling, ensure_exact, expand, is_right
 from crossdraft.integrations.vllm.interface import (
     NotSupportedError,
     Options,
@@ -21,8 +25,10 @@ from crossdraft.integrations.vllm.interface import (
     misspelt,
     propose,
     share,
+    show,
 )
-from crossdraft.integrations.vllm.prefixes import TokenIds
+from crossdraft.integrations.vllm.pacing import FIRST_PAUSE, MAX_PAUSE, Seldom
+from crossdraft.integrations.vllm.services import TokenIds
 from crossdraft.rpc.security import TlsFiles
 
 CONTEXT = 8  # tokens of a request at most
@@ -239,3 +245,83 @@ def test_vllm_calls_it_however_near_a_request_is_to_its_end(installed: dict[str,
     RemoteDrafter(given)
     assert given.speculative_config.draft_model_config.max_model_len == CONTEXT + 4
     assert given.model_config.max_model_len == CONTEXT
+
+
+def test_lines_say_where_they_come_from_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    log = logging.Logger("alone")
+    show(log)
+    show(log)
+    log.warning("it is so")
+    assert shown.getvalue().startswith("WARNING ")
+    assert shown.getvalue().count("crossdraft: it is so\n") == 1
+
+
+def test_what_comes_again_and_again_is_told_once_a_minute_and_then_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    now, told = 1000.0, []
+    seldom = Seldom(logging.getLogger("seldom"), lambda: now)
+    for _ in range(20 * 3600):
+        seldom.warning("the %s", "same")
+        if caplog.records:
+            told.append(now)
+        caplog.clear()
+        now += 1.0
+    gaps = [later - one for one, later in pairwise(told)]
+    assert gaps[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert gaps[-1] == MAX_PAUSE
+
+
+CPU = torch.device("cpu")
+
+
+def unwritten(x: torch.Tensor, ends: torch.Tensor, count: int, **replaced: int) -> torch.Tensor:
+    """As vLLM 0.32's CPU build does for floats: a converted copy is filled, and the output is not."""
+    out = x.new_empty(count)
+    copy = out.to(torch.int64)
+    copy.copy_(expand(x.to(torch.int64), ends, count, **replaced))
+    return out
+
+
+def unreplaced(x: torch.Tensor, ends: torch.Tensor, count: int, **replaced: int) -> torch.Tensor:
+    """Greedy requests of a mixed batch would be divided by zero."""
+    return expand(x, ends, count)
+
+
+def rounded(x: torch.Tensor, ends: torch.Tensor, count: int, **replaced: int) -> torch.Tensor:
+    return expand(x.to(torch.int64), ends, count, **replaced).to(x.dtype)
+
+
+def unwritten_integers(x: torch.Tensor, ends: torch.Tensor, count: int, **replaced: int) -> torch.Tensor:
+    """Temperatures are right, and top-k is not."""
+    found = expand(x, ends, count, **replaced)
+    return found if x.is_floating_point() else torch.zeros_like(found)
+
+
+def test_it_expands() -> None:
+    x, ends = torch.tensor([0.5, 0.0, 2.0, 3.0]), torch.tensor([2, 3, 3, 4], dtype=torch.int32)
+    assert expand(x, ends, 4, 0, 1).tolist() == [0.5, 0.5, 1.0, 3.0]
+    assert expand(torch.tensor([5, 6]), torch.tensor([1, 3]), 3).tolist() == [5, 6, 6]
+
+
+def test_a_right_function_is_left_alone() -> None:
+    def own(*given: object, **named: object) -> torch.Tensor:
+        return expand(*given, **named)  # type: ignore[arg-type]
+
+    module = SimpleNamespace(**{NAME: own})
+    assert ensure_exact(module, CPU) is Sampling.RIGHT
+    assert getattr(module, NAME) is own
+
+
+@pytest.mark.parametrize("wrong", [unwritten, unreplaced, rounded, unwritten_integers])
+def test_a_wrong_one_is_replaced_with_one_warning(wrong: object, caplog: pytest.LogCaptureFixture) -> None:
+    module = SimpleNamespace(**{NAME: wrong})
+    with caplog.at_level(logging.WARNING):
+        assert ensure_exact(module, CPU) is Sampling.MENDED
+        assert ensure_exact(module, CPU) is Sampling.RIGHT  # a second engine of the process
+    assert is_right(getattr(module, NAME), CPU)
+    assert len(caplog.records) == 1
+
+
+def test_without_the_function_nothing_can_be_trusted() -> None:
+    assert ensure_exact(SimpleNamespace(), CPU) is Sampling.BROKEN

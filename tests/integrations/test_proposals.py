@@ -1,4 +1,4 @@
-"""Drafts from a real service: an n-gram drafter over gRPC, and an engine that calls as vLLM does."""
+"""Drafts for requests of an engine that calls as vLLM does: from a real service, as streams, and told apart by ids."""
 
 import asyncio
 import os
@@ -6,21 +6,28 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import services
-from crossdraft.integrations.vllm.proposals import Proposals
-from crossdraft.integrations.vllm.services import DrafterSession, RequestState
-from crossdraft.integrations.vllm.streams import DraftStream
+from crossdraft.integrations.vllm.proposals import HEAD, TAIL, Prefixes, Proposals
+from crossdraft.integrations.vllm.services import DrafterSession, RequestState, TokenIds
+from crossdraft.integrations.vllm.streams import MAX_BEHIND, DrafterFaultError, DraftStream, Guess, Outcome, Pull
 from crossdraft.rpc.errors import Full, Unreachable
 from crossdraft.rpc.server import Listening
-from crossdraft.text.letters import Side, from_bytes
+from crossdraft.speculation.choice import DraftSeen
+from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.tokenizer_file import load_tokenizer_json
+from crossdraft.types.messages import Advance, Branch, Draft, Drafted
+from crossdraft.types.rows import DraftToken, Whose
+from tests.vocabularies import greedy_tokens, pair_of
 
 MOST = 4
 STEP = 0.05  # seconds of the clock
@@ -256,3 +263,225 @@ def test_a_thread_that_cannot_begin_keeps_no_engine_waiting(target: Tokenization
     with pytest.raises(OSError, match="no room"):
         made.start(SECONDS)
     made.stop()
+
+
+# ids:    0    1    2     3     4
+TARGET = ["a", "b", "ab", "bb", "c"]
+DRAFTER = ["a", "b", "c", "ba"]
+PULL = Pull(window=6, first=2, chunk=2)
+
+
+@pytest.fixture
+def stream() -> DraftStream:
+    pair = pair_of(TARGET, DRAFTER)
+    return DraftStream(pair, greedy_tokens(pair.target))
+
+
+def drafted(epoch: int, *tokens: int, first: int = 0, reason: str = "") -> Drafted:
+    return Drafted(epoch, tuple(map(DraftToken, tokens)), 0.5, reason, first)
+
+
+def test_a_draft_is_at_hand_as_target_tokens(stream: DraftStream) -> None:
+    stream.emitted([2])  # ab
+    assert stream.follow(PULL, 1.0) == [Draft(1, 0, Letters("ab"), 6, 2, first=2)]
+    assert stream.asked == 1.0
+    assert stream.guess(4) == Guess()
+    assert stream.take(drafted(1, 0, 1, 2), 3.0) == DraftSeen(3, 2.0, 0.5)  # abc
+    assert stream.asked is None
+    assert stream.guess(4) == Guess((2, 4), sure=1)  # more text could make another token of the last one only
+    assert stream.guess(1) == Guess((2,), sure=1)
+
+
+def test_a_guess_has_no_more_tokens_than_may_be_proposed(stream: DraftStream) -> None:
+    stream.follow(PULL, 0.0)
+    stream.take(drafted(1, 2, 2, 2, 2), 1.0)
+    assert stream.guess(2) == Guess((4, 4), sure=2)
+
+
+def test_a_draft_goes_on_while_the_target_agrees(stream: DraftStream) -> None:
+    stream.follow(PULL, 0.0)
+    stream.take(drafted(1, 0, 1, 2, 1), 1.0)  # abcb
+    stream.guess(2)
+    assert stream.emitted([2, 4]) == Outcome(2, False)
+    assert stream.follow(PULL, 2.0) == [Advance(1, 9)]  # three of its tokens are passed
+    assert stream.guess(4) == Guess((1,), sure=0)
+    stream.take(drafted(1, 1, first=4), 3.0)
+    assert stream.guess(4) == Guess((3,), sure=0)
+
+
+def test_a_refusal_rewinds_the_drafter_to_what_agreed(stream: DraftStream) -> None:
+    stream.follow(PULL, 0.0)
+    stream.take(drafted(1, 0, 3), 1.0)  # aba
+    stream.guess(4)  # ab, a
+    assert stream.emitted([2, 4]) == Outcome(1, False, edge=False)
+    assert stream.guess(4) == Guess()
+    assert stream.follow(PULL, 2.0) == [Draft(2, 2, Letters("c"), 6, 2, first=2)]
+    assert stream.take(drafted(1, 0, first=2), 3.0) is None  # late: of the draft before
+    assert stream.guess(4) == Guess()
+
+
+def test_what_was_not_proposed_is_judged_all_the_same(stream: DraftStream) -> None:
+    """The target's own next token is compared with the guess, however much of it was proposed."""
+    stream.follow(PULL, 0.0)
+    stream.take(drafted(1, 2, 2, 2), 1.0)
+    stream.guess(3)
+    assert stream.emitted([4]) == Outcome(1, False)
+    stream.guess(3)
+    assert stream.emitted([0]) == Outcome(0, True)
+    assert stream.emitted([0]) == Outcome(0, False)  # there was no guess
+
+
+def test_a_draft_that_the_target_overtook_goes_on_when_it_was_right(stream: DraftStream) -> None:
+    stream.follow(PULL, 0.0)
+    stream.emitted([2, 4])  # abc, before anything came
+    assert stream.follow(PULL, 1.0) == []
+    stream.take(drafted(1, 0, 1), 2.0)
+    assert stream.guess(4) == Guess()
+    stream.take(drafted(1, 2, 0, 0, first=2), 3.0)
+    assert stream.guess(4) == Guess((0, 0), sure=1)
+
+
+def test_a_drafter_that_is_too_slow_begins_anew(stream: DraftStream) -> None:
+    stream.follow(PULL, 0.0)
+    for _ in range(2 * MAX_BEHIND):  # its first reply is under way: nothing is asked twice
+        stream.emitted([4])
+        assert stream.follow(PULL, 1.0) == []
+    stream.take(drafted(1, 2, 2), 2.0)
+    told = []
+    for _ in range(MAX_BEHIND + 1):
+        stream.emitted([4])
+        told = stream.follow(PULL, 3.0)
+    assert told == [Draft(2, 2, Letters("c" * (3 * MAX_BEHIND - 1)), 6, 2, first=2)]
+
+
+def test_a_draft_that_has_ended_is_not_asked_for_more(stream: DraftStream) -> None:
+    stream.follow(PULL, 0.0)
+    stream.take(drafted(1, 0, 1, reason="the context is full"), 1.0)
+    assert stream.guess(4) == Guess((2,), sure=1)  # no more text comes behind it
+    stream.emitted([2])
+    assert stream.follow(PULL, 2.0) == []
+    assert stream.stop(2.0) == []
+
+
+def test_a_draft_that_is_not_wanted_is_stopped(stream: DraftStream) -> None:
+    stream.follow(PULL, 0.0)
+    assert stream.stop(2.0) == [Advance(1, 0)]
+    assert stream.take(drafted(1, 0), 1.0) is None
+    stream.emitted([4])
+    assert stream.follow(PULL, 2.0) == [Draft(2, 0, Letters("c"), 6, 2, first=2)]
+
+
+def test_a_prepared_continuation_that_agrees_is_at_hand_at_once(stream: DraftStream) -> None:
+    """The drafter said ab, and that it would say bb after a b in place of its a."""
+    prepared = replace(PULL, branch=2)
+    stream.follow(prepared, 0.0)
+    branch = Branch(1, 0, Letters("b"), (1, 0))
+    stream.take(replace(drafted(1, 0, 1), branches=(branch,)), 1.0)
+    assert stream.guess(4) == Guess((2,), sure=0)
+    assert stream.emitted([1]) == Outcome(0, False, edge=False)
+    assert stream.follow(prepared, 2.0) == [Draft(2, 0, Letters("b"), 8, 2, 2, adopt=1, first=4)]
+    assert stream.guess(4) == Guess((1, 0), sure=1)  # its tokens, without waiting
+    stream.take(drafted(2, 2, 2, first=2), 3.0)
+    assert stream.emitted([1]) == Outcome(1, False)
+    assert stream.guess(4) == Guess((0, 4, 4), sure=2)
+
+
+def test_a_prepared_continuation_that_does_not_agree_is_forgotten(stream: DraftStream) -> None:
+    prepared = replace(PULL, branch=2)
+    stream.follow(prepared, 0.0)
+    stream.take(replace(drafted(1, 0, 1), branches=(Branch(1, 0, Letters("b"), (1, 0)),)), 1.0)
+    stream.emitted([4])
+    assert stream.follow(prepared, 2.0) == [Draft(2, 0, Letters("c"), 6, 2, 2, first=2)]
+    stream.take(drafted(2, 1), 3.0)
+    stream.emitted([0])
+    assert stream.follow(PULL, 4.0) == [Draft(3, 1, Letters("a"), 6, 2, first=2)]
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (drafted(1, 4), "proposed id 4, and its ids are 0 to 3"),
+        (drafted(1, -1), "proposed id -1"),
+        (Drafted(1, (DraftToken(0, None, Whose.TARGET),), 0.5), "proposed id 0"),
+        (drafted(1, *[0] * 7), "draft tokens 0 to 7, asked for 0 to 6"),
+        (replace(drafted(1, 0), branches=(Branch(1, 0, Letters("b"), (1,)),)), "branch 1 is not one of at most 0 ids"),
+        (drafted(1, 0, first=1), "draft tokens 1 to 2, asked for 0 to 6"),
+    ],
+)
+def test_what_was_not_asked_for_is_a_fault(stream: DraftStream, reply: Drafted, text: str) -> None:
+    stream.follow(PULL, 0.0)
+    with pytest.raises(DrafterFaultError, match=text):
+        stream.take(reply, 1.0)
+
+
+def ids_of(ids: Sequence[int]) -> TokenIds:
+    return np.array(ids, dtype=np.int32)
+
+
+@pytest.fixture
+def prefixes() -> Prefixes:
+    return Prefixes(10.0)
+
+
+def test_a_request_is_found_again_when_rows_move(prefixes: Prefixes) -> None:
+    one, other = prefixes.step([ids_of([1, 2, 3]), ids_of([4, 5, 6])], [1, 1], 0.0)
+    again = prefixes.step([ids_of([4, 5, 6, 7, 8]), ids_of([9]), ids_of([1, 2, 3, 3])], [2, 1, 1], 1.0)
+    assert again[0] is other
+    assert again[2] is one
+    assert again[1] not in (one, other)
+
+
+def test_a_preempted_request_is_found_again_when_it_comes_back(prefixes: Prefixes) -> None:
+    one, other = prefixes.step([ids_of([1, 2, 3]), ids_of([4, 5, 6])], [1, 1], 0.0)
+    assert prefixes.step([ids_of([4, 5, 6, 7])], [1], 1.0) == [other]
+    assert prefixes.forget(9.0) == []
+    # Its prompt and output were read again, and one more token was sampled.
+    assert prefixes.step([ids_of([4, 5, 6, 7, 8]), ids_of([1, 2, 3, 4])], [1, 1], 9.5) == [other, one]
+
+
+def test_what_is_not_seen_for_long_is_forgotten(prefixes: Prefixes) -> None:
+    (one,) = prefixes.step([ids_of([1, 2])], [1], 0.0)
+    (other,) = prefixes.step([ids_of([3, 4])], [1], 5.0)
+    assert prefixes.forget(11.0) == [one]
+    assert len(prefixes) == 1
+    assert prefixes.step([ids_of([1, 2, 3]), ids_of([3, 4, 5])], [1, 1], 12.0)[1] is other
+    assert len(prefixes) == 2
+
+
+def test_one_request_may_have_now_what_another_had_before(prefixes: Prefixes) -> None:
+    short, long = prefixes.step([ids_of([1, 1]), ids_of([1, 1, 1])], [1, 1], 0.0)
+    assert prefixes.step([ids_of([1, 1, 1]), ids_of([1, 1, 1, 1])], [1, 1], 1.0) == [short, long]
+
+
+def test_equal_texts_stay_as_many_requests(prefixes: Prefixes) -> None:
+    first = prefixes.step([ids_of([5, 6])] * 3, [1] * 3, 0.0)
+    second = prefixes.step([ids_of([5, 6, 7]), ids_of([5, 6, 8]), ids_of([5, 6, 7])], [1] * 3, 1.0)
+    assert len(set(map(id, first))) == 3
+    assert set(map(id, second)) == set(map(id, first))
+
+
+def test_long_texts_that_begin_or_end_differently_are_different(prefixes: Prefixes) -> None:
+    middle = [7] * (HEAD + TAIL)
+    found = prefixes.step([ids_of([1, *middle]), ids_of([2, *middle]), ids_of([*middle, 3])], [1] * 3, 0.0)
+    again = prefixes.step([ids_of([*middle, 3, 9]), ids_of([2, *middle, 9]), ids_of([1, *middle, 9])], [1] * 3, 1.0)
+    assert again == [found[2], found[1], found[0]]
+
+
+@given(st.data())
+def test_texts_are_followed_in_any_order_with_any_pauses(data: st.DataObject) -> None:
+    """Each request that is given back had exactly the ids that the row had before."""
+    prefixes = Prefixes(100.0)
+    texts = [data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)) for _ in range(4)]
+    had: dict[int, list[int]] = {}  # by the identity of a request
+    kept: list[RequestState] = []
+    for step in range(6):
+        batch = data.draw(st.permutations(range(4)))[: data.draw(st.integers(1, 4))]
+        new = [data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3)) for _ in batch]
+        rows = [texts[one] + more for one, more in zip(batch, new, strict=True)]
+        found = prefixes.step([ids_of(row) for row in rows], [len(more) for more in new], float(step))
+        assert len(set(map(id, found))) == len(found)
+        for one, row, request in zip(batch, rows, found, strict=True):
+            assert had.get(id(request), texts[one]) == texts[one]
+            texts[one] = row
+            had[id(request)] = row
+        kept += found  # so that no identity is used twice

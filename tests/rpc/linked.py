@@ -17,34 +17,24 @@ from crossdraft.rpc.frames import TARGET, FrameCodec, RoleCodec
 from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint, codec_of
 from crossdraft.rpc.server import Listening
-from crossdraft.types.messages import (
-    Advance,
-    Description,
-    FetchRow,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
-    RunTo,
-    SamplingOptions,
-)
+from crossdraft.types import messages as plain
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import TokenTree
 
 SIZE = 100  # of the vocabulary
 PORT: int | None = 0  # of the services of a test; None: over memory, as the fixture `transport` sets it
 SLOW = 15  # a committed id: `answered` does not answer
-DESCRIPTION = Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
-OPEN = OpenTarget((1,), SamplingOptions(), None)
+DESCRIPTION = plain.Description("toy", "{}", ((0, "END_OF_SEQUENCE"),), (0,), SIZE, 64, "f1")
+OPEN = plain.OpenTarget((1,), plain.SamplingOptions(), None)
 AT_ONCE = Listening(grace_seconds=0)
 # Of a channel: whoever does not read holds up the other side after some KiB.
 SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 16 * 1024), ("grpc.http2.bdp_probe", 0))
 ROW = Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)
 
 
-def one_pass(number: int, *committed: int, nodes: int = 0) -> Pass:
+def one_pass(number: int, *committed: int, nodes: int = 0) -> plain.Pass:
     """A pass whose reply has one row more than its tree has nodes."""
-    return Pass(number, committed, TokenTree((1,) * nodes, (-1,) * nodes))
+    return plain.Pass(number, committed, TokenTree((1,) * nodes, (-1,) * nodes))
 
 
 class News:
@@ -91,13 +81,13 @@ class PuppetSession:
 
 def answered(session: PuppetSession, request: Any) -> None:
     """What a target replies: the same row again and again."""
-    if isinstance(request, Pass):
+    if isinstance(request, plain.Pass):
         if SLOW not in request.committed:
-            session.replies.send(PassDone(request.number, (ROW,) * len(request.answered), 0.001))
-    elif isinstance(request, FetchRow):
-        session.replies.send(RowFetched(request.number, request.node, ROW))
+            session.replies.send(plain.PassDone(request.number, (ROW,) * len(request.answered), 0.001))
+    elif isinstance(request, plain.FetchRow):
+        session.replies.send(plain.RowFetched(request.number, request.node, ROW))
     else:
-        assert isinstance(request, RunTo | Advance)
+        assert isinstance(request, plain.RunTo | plain.Advance)
 
 
 @dataclass(eq=False)
@@ -105,7 +95,7 @@ class PuppetService:
     """Sessions that do nothing but `answer`."""
 
     answer: Callable[[PuppetSession, Any], None] | None = answered
-    description: Description = DESCRIPTION
+    description: plain.Description = DESCRIPTION
     sessions: list[PuppetSession] = field(default_factory=list)
     news: News = field(default_factory=News)
     openings: int = 0  # that have begun

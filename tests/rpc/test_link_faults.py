@@ -17,20 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossdraft.config.service import SessionOptions
-from crossdraft.rpc import handlers, links
+from crossdraft.rpc import errors, handlers, links
 from crossdraft.rpc.codec import MAX_LISTS
-from crossdraft.rpc.errors import (
-    BadMessage,
-    Closed,
-    ContextTooLong,
-    Full,
-    Internal,
-    NotServed,
-    ServiceError,
-    TimedOut,
-    TooLarge,
-    Unreachable,
-)
 from crossdraft.rpc.event_loop import SMALL, Beside
 from crossdraft.rpc.frames import MAX_MESSAGES, MAX_SHARED, TARGET, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.handlers import MAX_EARLY, UNREAD_LIMITS
@@ -209,7 +197,7 @@ async def test_what_comes_for_a_session_that_has_ended_or_never_was_is_ignored(l
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
-        (ContextTooLong("the context is full"), TOO_LONG, "the context is full"),
+        (errors.ContextTooLong("the context is full"), TOO_LONG, "the context is full"),
         (ZeroDivisionError("a fault"), StatusCode.UNKNOWN.value[0], "ZeroDivisionError: a fault"),
     ],
 )
@@ -375,7 +363,7 @@ async def test_a_frame_has_a_limit_below_that_of_a_message(service, side):
             stream, heard, _ = await begun(raw_target, client, 1)
             await stream.send_raw(large)
             (error,) = await all_lost(heard)
-            assert isinstance(error, TooLarge)
+            assert isinstance(error, errors.TooLarge)
             text = str(error)
     assert "a frame of 8388609 bytes is over the 8388608 that this side's message limit of 32 MiB allows" in text
 
@@ -595,11 +583,11 @@ BAD_REPLY = target_pb2.VerifyReplies(replies=[{"session": 1, "done": {"number": 
 @pytest.mark.parametrize(
     ("raw", "error", "text"),
     [
-        (BAD_REPLY, Internal, "sent a reply that cannot be decoded: done needs rows or samples"),
-        (TARGET.server(None).encode([(1, Opened("f2"))]), NotServed, "serves another model than it described"),
-        (TARGET.server(None).encode([(1, SessionEnded(0))]), Closed, "was ended"),
-        (TARGET.server(None).encode([(1, SessionEnded(11, "the context"))]), ContextTooLong, "the context"),
-        (TARGET.server(None).encode([(1, SessionEnded(99, "?"))]), Internal, r"\?"),
+        (BAD_REPLY, errors.Internal, "sent a reply that cannot be decoded: done needs rows or samples"),
+        (TARGET.server(None).encode([(1, Opened("f2"))]), errors.NotServed, "serves another model than it described"),
+        (TARGET.server(None).encode([(1, SessionEnded(0))]), errors.Closed, "was ended"),
+        (TARGET.server(None).encode([(1, SessionEnded(11, "the context"))]), errors.ContextTooLong, "the context"),
+        (TARGET.server(None).encode([(1, SessionEnded(99, "?"))]), errors.Internal, r"\?"),
     ],
     ids=["bad reply", "another model", "ended", "ended with an error", "ended with no code of gRPC's"],
 )
@@ -631,10 +619,10 @@ async def frames_of(service: Any, session: int) -> list[tuple[int, Any]]:
 @pytest.mark.parametrize(
     ("reply", "error", "text"),
     [
-        (Opened("f2"), NotServed, "serves another model than it described"),
-        (done(1), Internal, "sent PassDone where Opened was due"),
-        (SessionEnded(8, "no room for another session: 2 are open"), Full, "2 are open"),
-        (SessionEnded(14, "the service is shutting down"), Unreachable, "is shutting down"),
+        (Opened("f2"), errors.NotServed, "serves another model than it described"),
+        (done(1), errors.Internal, "sent PassDone where Opened was due"),
+        (SessionEnded(8, "no room for another session: 2 are open"), errors.Full, "2 are open"),
+        (SessionEnded(14, "the service is shutting down"), errors.Unreachable, "is shutting down"),
     ],
     ids=["another model", "a reply too early", "full", "shutting down"],
 )
@@ -672,7 +660,7 @@ async def test_a_request_that_cannot_be_sent_loses_its_session_alone():
         sessions[0].send(replace(one_pass(1), wanted=()))
         sessions[1].send(one_pass(1))
         sessions[2].send(replace(one_pass(1), number=2**40))
-        assert [type(error) for error in await all_lost([first, second])] == [BadMessage, BadMessage]
+        assert [type(error) for error in await all_lost([first, second])] == [errors.BadMessage, errors.BadMessage]
         assert "must want something" in str(first.errors[0])
         sent = [message for message in await frames_of(service, 2) if message[0] == 2]
         assert [(number, type(message)) for number, message in sent] == [(2, Pass)]
@@ -697,7 +685,7 @@ async def test_a_frame_of_a_service_that_means_nothing_loses_its_link_whose_sess
         again: list[Heard] = []
 
         class Reopening(Heard):
-            def lost(self, error: ServiceError) -> None:
+            def lost(self, error: errors.ServiceError) -> None:
                 super().lost(error)
                 again.append(Heard())
                 client.begin(OPEN, again[-1])
@@ -705,10 +693,10 @@ async def test_a_frame_of_a_service_that_means_nothing_loses_its_link_whose_sess
         reopening = Reopening()
         client.begin(OPEN, reopening)
         await stream.send_raw(raw)
-        errors = await all_lost([*heard, reopening])
-        assert {type(error) for error in errors} == {Internal}
-        assert "sent a frame that cannot be decoded" in str(errors[0])
-        assert all(error.lost for error in errors)
+        faults = await all_lost([*heard, reopening])
+        assert {type(error) for error in faults} == {errors.Internal}
+        assert "sent a frame that cannot be decoded" in str(faults[0])
+        assert all(error.lost for error in faults)
         (one,) = again
         while (came := await service.frame())[0] is stream:
             pass
@@ -716,13 +704,15 @@ async def test_a_frame_of_a_service_that_means_nothing_loses_its_link_whose_sess
         await one.news.until(lambda: one.is_open)
 
 
-@pytest.mark.parametrize(("code", "error"), [(StatusCode.OK, Closed), (StatusCode.UNAVAILABLE, Unreachable)])
+@pytest.mark.parametrize(
+    ("code", "error"), [(StatusCode.OK, errors.Closed), (StatusCode.UNAVAILABLE, errors.Unreachable)]
+)
 async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
     async with a_client() as (service, client):
         stream, heard, sessions = await begun(service, client, 2)
         stream.end(code, "why")
-        errors = await all_lost(heard)
-        assert [type(one) for one in errors] == [error] * 2
+        faults = await all_lost(heard)
+        assert [type(one) for one in faults] == [error] * 2
         sessions[0].send(one_pass(1))  # of no effect
         sessions[1].close()
         await begun(service, client, 2)
@@ -742,7 +732,7 @@ async def test_a_session_without_its_reply_is_lost_alone_and_each_in_its_own_tim
         assert await clock.until(lambda: bool(first.errors)) <= 2
         assert 8 <= await clock.until(lambda: bool(second.errors)) <= 11
         assert 9 <= await clock.until(lambda: bool(again.errors)) <= 11
-        assert {type(error) for one in (first, second, again) for error in one.errors} == {TimedOut}
+        assert {type(error) for one in (first, second, again) for error in one.errors} == {errors.TimedOut}
         assert "no reply within 20 s" in str(first.errors[0])
         assert not idle.errors
 
@@ -772,7 +762,7 @@ async def test_a_service_that_says_that_it_works_is_waited_for_and_lost_when_it_
             await clock.still(lambda: session.ledger.since != since)  # noqa: B023
         assert (heard.replies, heard.errors) == ([], [])
         assert 19 <= await clock.until(lambda: bool(heard.errors)) <= 21
-        assert type(heard.errors[0]) is TimedOut
+        assert type(heard.errors[0]) is errors.TimedOut
 
 
 async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(service):
@@ -838,6 +828,11 @@ def encode_numbered(messages: Any) -> bytes:
     return bytes(sum(sum(message) for _, message in messages))
 
 
+def an_outbox(refused: Any = lambda *_: None, encode: Any = encode_numbered, weight: Any = sum) -> Outbox[Numbered]:
+    codec: FrameCodec[Numbered, Any] = FrameCodec(encode, lambda raw: (), weight)
+    return Outbox(codec, Small(), refused)  # type: ignore[arg-type]
+
+
 def joined(before: Numbered, after: Numbered) -> Numbered | None:
     return before + after if len(before) + len(after) <= 3 else None
 
@@ -871,7 +866,7 @@ async def _in_turn(done_in_turn: list[Any], light: int) -> None:
         latest.clear()
         assert which[0][0] == session
         ((_, message),) = which
-        assert sum(message) > 100 if isinstance(fault, TooLarge) else 13 in message
+        assert sum(message) > 100 if isinstance(fault, errors.TooLarge) else 13 in message
         gone[session] += message
         gone[session] += put[session][len(gone[session]) :]  # what waits behind it is dropped
 
@@ -887,8 +882,7 @@ async def _in_turn(done_in_turn: list[Any], light: int) -> None:
         assert frames.pop() == len(raw)
         await room.acquire()
 
-    codec: FrameCodec[Numbered, Any] = FrameCodec(encode, lambda raw: (), lambda message: light * sum(message))
-    outbox: Outbox[Numbered] = Outbox(codec, Small(), refused)  # type: ignore[arg-type]
+    outbox = an_outbox(refused, encode, lambda message: light * sum(message))
     writing = asyncio.create_task(outbox.write(send, left))
     for kind, *given_ in done_in_turn:
         match kind, given_:
@@ -910,8 +904,7 @@ async def _in_turn(done_in_turn: list[Any], light: int) -> None:
 
 async def test_a_message_that_may_wait_leaves_with_the_first_of_those_that_wait(clock: Clock):
     left: list[tuple[Numbered, float]] = []
-    codec: FrameCodec[Numbered, Any] = FrameCodec(encode_numbered, lambda raw: (), sum)
-    outbox: Outbox[Numbered] = Outbox(codec, Small(), lambda *_: None)  # type: ignore[arg-type]
+    outbox = an_outbox()
     began = clock.now
 
     async def send(raw: bytes) -> None:
@@ -931,8 +924,7 @@ async def test_a_message_that_may_wait_leaves_with_the_first_of_those_that_wait(
 
 @pytest.mark.parametrize("seconds", [1e-4, 1.4e-3])
 async def test_messages_may_wait_for_less_than_a_tick_of_the_clock(seconds: float) -> None:
-    codec: FrameCodec[Numbered, Any] = FrameCodec(encode_numbered, lambda raw: (), sum)
-    outbox: Outbox[Numbered] = Outbox(codec, Small(), lambda *_: None)  # type: ignore[arg-type]
+    outbox = an_outbox()
     sent = asyncio.Queue[bytes]()
     writing = asyncio.create_task(outbox.write(sent.put, lambda *_: None))
     outbox.put(1, (1,), 400.0)
@@ -966,8 +958,7 @@ async def test_messages_share_no_frame_that_is_too_large_for_several():
 
 
 async def test_a_session_that_always_has_more_lets_others_through():
-    codec: FrameCodec[Numbered, Any] = FrameCodec(encode_numbered, lambda raw: (), sum)
-    outbox: Outbox[Numbered] = Outbox(codec, Small(), lambda *_: None)  # type: ignore[arg-type]
+    outbox = an_outbox()
     order: list[int] = []
 
     async def send(raw: bytes) -> None:

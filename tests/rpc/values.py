@@ -10,38 +10,14 @@ from crossdraft.rpc import codec
 from crossdraft.rpc.codec import GRID
 from crossdraft.text.grammar import Grammar, GrammarKind
 from crossdraft.text.letters import ControlRole, Letters, Side
-from crossdraft.types.messages import (
-    MAX_RUN,
-    MOST_DRAFT_TOKENS,
-    MOST_LIKELY,
-    Advance,
-    Branch,
-    Draft,
-    Drafted,
-    FetchRow,
-    HiddenStates,
-    NoiseKey,
-    OpenDrafter,
-    Opened,
-    OpenTarget,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Sample,
-    SamplingOptions,
-    Score,
-    Scored,
-    ScorePrompt,
-)
+from crossdraft.types import messages as plain
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 from crossdraft.v1 import common_pb2 as pb
 
 SIZE = 300
 numbers = st.integers(1, 2**32 - 1)
-counts = st.integers(1, MOST_DRAFT_TOKENS)
+counts = st.integers(1, plain.MOST_DRAFT_TOKENS)
 ids = st.integers(0, SIZE - 1)
 id_tuples = st.lists(ids, max_size=6).map(tuple)
 id_arrays = st.lists(ids, max_size=6).map(lambda listed: np.array(listed, dtype=np.int64))
@@ -54,9 +30,9 @@ letters = st.lists(
     ),
     max_size=12,
 ).map(lambda parts: Letters("".join(parts)))
-noise = st.none() | st.builds(NoiseKey, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+noise = st.none() | st.builds(plain.NoiseKey, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
 options = st.builds(
-    SamplingOptions,
+    plain.SamplingOptions,
     temperature=st.floats(0, 10),
     top_k=st.integers(0, 1000),
     top_p=st.floats(0, 1, exclude_min=True),
@@ -100,13 +76,13 @@ def trees(draw: st.DrawFn) -> TokenTree:
 
 
 @st.composite
-def passes(draw: st.DrawFn) -> Pass:
+def passes(draw: st.DrawFn) -> plain.Pass:
     tree = draw(trees())
     wanted = draw(st.none() | st.sets(st.integers(0, len(tree)), min_size=1).map(lambda chosen: tuple(sorted(chosen))))
     count = draw(st.sampled_from([0, 1 + len(tree) if wanted is None else len(wanted)]))
     listed = tuple(draw(st.lists(id_arrays, min_size=count, max_size=count)))
-    run = draw(st.integers(1, MAX_RUN)) if not tree.tokens and draw(st.booleans()) else 1
-    return Pass(draw(numbers), draw(id_tuples), tree, listed, wanted, run > 1 or draw(st.booleans()), run)
+    run = draw(st.integers(1, plain.MAX_RUN)) if not tree.tokens and draw(st.booleans()) else 1
+    return plain.Pass(draw(numbers), draw(id_tuples), tree, listed, wanted, run > 1 or draw(st.booleans()), run)
 
 
 @st.composite
@@ -123,10 +99,10 @@ log_probabilities = st.floats(-1e4, 0, width=32)
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> list[Sample]:
+def samples(draw: st.DrawFn) -> list[plain.Sample]:
     """Of one pass: each with as many likely ids."""
     likely = st.integers(0, 3).map(lambda count: st.tuples(*[st.tuples(ids, log_probabilities)] * count))
-    return draw(st.lists(st.builds(Sample, ids, log_probabilities, draw(likely)), min_size=1, max_size=4))
+    return draw(st.lists(st.builds(plain.Sample, ids, log_probabilities, draw(likely)), min_size=1, max_size=4))
 
 
 @st.composite
@@ -141,93 +117,93 @@ scored = samples().flatmap(
     lambda found: st.tuples(*(st.integers(0, 1000).map(lambda rank, one=one: replace(one, rank=rank)) for one in found))
 )
 hidden = st.sets(st.integers(0, 2**40), max_size=4).map(
-    lambda places: HiddenStates(tuple(sorted(places)), b"abcdef" * len(places))
+    lambda places: plain.HiddenStates(tuple(sorted(places)), b"abcdef" * len(places))
 )
 nodes = st.lists(maybe_logged, min_size=1, max_size=4) | samples()
 target_requests = st.one_of(
     st.builds(
-        OpenTarget,
+        plain.OpenTarget,
         st.lists(ids, min_size=1, max_size=6).map(tuple),
         options,
         noise,
         st.integers(0, 1000),
-        st.none() | st.integers(0, MOST_LIKELY),
+        st.none() | st.integers(0, plain.MOST_LIKELY),
         st.booleans(),
         id_tuples,
         st.booleans(),
     ),
     passes(),
-    st.builds(ScorePrompt, numbers, st.integers(0, MOST_LIKELY)),
-    st.builds(FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
-    st.builds(RunTo, numbers, numbers),
+    st.builds(plain.ScorePrompt, numbers, st.integers(0, plain.MOST_LIKELY)),
+    st.builds(plain.FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
+    st.builds(plain.RunTo, numbers, numbers),
 )
 target_replies = st.one_of(
-    st.builds(Opened, st.text(max_size=8)),
+    st.builds(plain.Opened, st.text(max_size=8)),
     st.builds(
-        PassDone,
+        plain.PassDone,
         numbers,
         nodes.map(tuple),
         seconds,
         seconds,
         st.booleans(),
-        st.integers(1, MAX_RUN),
+        st.integers(1, plain.MAX_RUN),
         st.integers(1, 1000),
         numbers,
-        st.integers(0, MAX_RUN),
+        st.integers(0, plain.MAX_RUN),
         hidden,
     ),
     st.builds(
-        RowFetched,
+        plain.RowFetched,
         numbers,
         st.integers(0, 100),
         whole_rows()
         | whole_rows().flatmap(lambda row: logged(row, 0))
         | maybe_logged.filter(lambda row: not row.whole),
     ),
-    st.builds(PromptScored, numbers, scored, seconds, st.booleans()),
+    st.builds(plain.PromptScored, numbers, scored, seconds, st.booleans()),
 )
 
 
 @st.composite
-def openings(draw: st.DrawFn) -> OpenDrafter:
+def openings(draw: st.DrawFn) -> plain.OpenDrafter:
     key = draw(noise)
     audited = key is not None and draw(st.booleans())
     allowed = draw(st.none() | id_arrays)
     width, redistribute, templated = draw(st.integers(0, 1000)), draw(st.text(max_size=8)), draw(st.booleans())
     scope = draw(st.text(max_size=8))
-    return OpenDrafter(draw(letters), draw(options), key, width, allowed, redistribute, audited, templated, scope)
+    return plain.OpenDrafter(draw(letters), draw(options), key, width, allowed, redistribute, audited, templated, scope)
 
 
 strings = st.lists(letters.filter(bool), max_size=4).map(tuple)
 scores = st.lists(st.floats(0, 1), max_size=4).map(lambda listed: np.array(listed, dtype=np.float64))
 drafts = st.builds(
-    Draft,
+    plain.Draft,
     epoch=numbers,
     offset=st.integers(0, 2**63),
     letters=letters,
     count=counts,
     chunk=counts,
-    branch_depth=st.integers(0, MOST_DRAFT_TOKENS),
+    branch_depth=st.integers(0, plain.MOST_DRAFT_TOKENS),
     branch_width=counts,
     tree_nodes=st.integers(0, MOST_NODES),
     adopt=st.integers(0, 2**32 - 1),
-    first=st.integers(0, MOST_DRAFT_TOKENS),
+    first=st.integers(0, plain.MOST_DRAFT_TOKENS),
     least_likely=st.floats(0, 1),
     hidden=hidden,
 )
 branches = st.builds(
-    Branch, numbers, st.integers(0, 2**63), letters.filter(bool), st.lists(ids, min_size=1, max_size=6).map(tuple)
+    plain.Branch, numbers, st.integers(0, 2**63), letters.filter(bool), st.lists(ids, min_size=1, max_size=6).map(tuple)
 )
 drafter_requests = st.one_of(
     openings(),
     drafts,
-    st.builds(Advance, numbers, numbers),
-    st.builds(Score, numbers, st.integers(0, 2**63), strings, counts),
+    st.builds(plain.Advance, numbers, numbers),
+    st.builds(plain.Score, numbers, st.integers(0, 2**63), strings, counts),
 )
 drafter_replies = st.one_of(
-    st.builds(Opened, st.text(max_size=8)),
+    st.builds(plain.Opened, st.text(max_size=8)),
     st.builds(
-        Drafted,
+        plain.Drafted,
         epoch=numbers,
         draft_tokens=drafts_made(),
         seconds=seconds,
@@ -236,7 +212,7 @@ drafter_replies = st.one_of(
         branches=st.lists(branches, max_size=3).map(tuple),
         queued=seconds,
     ),
-    st.builds(Scored, numbers, scores, seconds),
+    st.builds(plain.Scored, numbers, scores, seconds),
 )
 
 

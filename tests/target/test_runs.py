@@ -1,10 +1,8 @@
 """Runs of a target: the draws of passes one by one, as far as they are wanted, in replies that wait for each other."""
 
-import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -30,9 +28,10 @@ from crossdraft.types.messages import (
     SamplingOptions,
 )
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.engine.gathering import Gate, nothing
+from tests.engine.gathering import nothing
 from tests.rpc.linked import ROW
 from tests.rpc.sessions import TargetClient
+from tests.services.conftest import standing
 from tests.target.talking import PROMPT, Talk
 
 PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.2)
@@ -52,19 +51,6 @@ async def one_by_one(model: RunningModel, opening: OpenTarget, count: int) -> li
         drawn += samples_of([done])
     talk.close()
     return drawn
-
-
-@asynccontextmanager
-async def standing(model: RunningModel) -> AsyncIterator[None]:
-    """The model thread stands still until all that the block asks of it waits."""
-    gate = Gate()
-    held = asyncio.create_task(model.thread.run(gate.job()))
-    assert await asyncio.to_thread(gate.entered.wait, 60)
-    try:
-        yield
-    finally:
-        gate.let_go.set()
-    await held
 
 
 def samples_of(replies: list[PassDone]) -> list[Sample]:

@@ -1,7 +1,9 @@
 """A target's sessions: rows and draws are those of its model, and bad input ends a session only."""
 
 import asyncio
+import json
 import threading
+import urllib.request
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +13,10 @@ import torch
 from crossdraft.engine import model_thread
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.rpc.errors import BadRequest, ContextTooLong, ProtocolBroken, TimedOut
+from crossdraft.rpc.errors import BadRequest, CannotListen, ContextTooLong, ProtocolBroken, TimedOut
 from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.links import Join, Patience
-from crossdraft.rpc.server import Server
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import MAX_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text import grammar
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher
@@ -32,14 +34,14 @@ from crossdraft.types.messages import (
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.drafter.streaming import Gate
-from tests.engine import gathering
 from tests.engine.gathering import nothing
 from tests.engine.taped import waits
 from tests.rpc.clock import Clock
-from tests.rpc.linked import Direct, Heard, Noted
+from tests.rpc.linked import Heard, Noted
 from tests.rpc.sessions import ServiceSession as ClientSession
 from tests.rpc.sessions import TargetClient
-from tests.services.conftest import AT_ONCE
+from tests.services.conftest import AT_ONCE, direct, standing
+from tests.serving.exposed import faults, value
 from tests.target.talking import PROMPT, Talk
 
 GREEDY = SamplingOptions(temperature=0)
@@ -394,8 +396,7 @@ async def test_long_options_are_gone_through_once_and_not_in_the_event_loop(targ
         bad_word_ids=Noted([(token, 7) for token in range(300)], threads),
     )
     threads.clear()  # of the checks of their ranges
-    replies = Direct(lambda _: None)
-    replies.session = await TargetService(target_model).open(OpenTarget(PROMPT, options, NoiseKey(11)), replies)
+    replies = await direct(TargetService(target_model), OpenTarget(PROMPT, options, NoiseKey(11)))
     assert threads
     assert threading.get_ident() not in threads
     threads.clear()
@@ -426,21 +427,16 @@ async def test_a_step_waits_for_the_device_once(target_model, monkeypatch, setti
     """Whatever its sessions want to know: draws, rows and log-probabilities come in one copy."""
     sessions = []
     for name in 3 * settings if len(settings) == 1 else settings:
-        session, opening = Direct(lambda _: None), SETTINGS[name]
-        session.session = await TargetService(target_model).open(opening, session)
+        opening = SETTINGS[name]
+        session = await direct(TargetService(target_model), opening)
         await session.answer(Pass(1, (), TokenTree(), draws=opening.noise is not None))
         sessions.append((session, opening.noise is not None))
-    gate = gathering.Gate()
-    standing = asyncio.ensure_future(target_model.thread.submit(gate.job()))
-    await asyncio.to_thread(gate.entered.wait, 120)
-    steps = target_model.thread.steps
-    tree = TokenTree((5, 6, 7, 8, 9), (ROOT, 0, 1, ROOT, 3))
+    steps, tree = target_model.thread.steps, TokenTree((5, 6, 7, 8, 9), (ROOT, 0, 1, ROOT, 3))
     with waits(monkeypatch) as calls:
-        for session, draws in sessions:
-            session.ask(Pass(2, (4,), tree, () if draws else (np.array([1, 2]),) * 6, draws=draws))
-        gate.let_go.set()
+        async with standing(target_model):
+            for session, draws in sessions:
+                session.ask(Pass(2, (4,), tree, () if draws else (np.array([1, 2]),) * 6, draws=draws))
         replies = [await session.receive() for session, _ in sessions]
-        await standing
     assert [len(reply.nodes) for reply in replies] == [6] * len(sessions)
     assert (calls, target_model.thread.steps - steps) == (["cpu"], 1)
     for session, _ in sessions:
@@ -519,3 +515,47 @@ async def test_masks_that_take_long_are_made_before_the_model_thread_has_the_pas
 
 
 RUN = Pass(1, (), TokenTree(), draws=True, run=12)
+
+
+MEASURED = Listening(grace_seconds=0, metrics_port=0)
+
+
+def read(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as reply:
+        return str(reply.read().decode())
+
+
+async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: RunningModel) -> None:
+    server = Server(TARGET, TargetService(target_model), MEASURED, statistics=target_model.statistics)
+    async with server, TargetClient(server.address) as client:
+        ready = json.loads(server.ready_line())
+        address, who = ready["metrics"], {"role": "target", "model_name": ready["model"]}
+        async with client.session(OpenTarget((5, 6), SamplingOptions(), None)) as session:
+            await session.run(Pass(1, (), TokenTree((7,), (-1,))))
+            text = await asyncio.to_thread(read, address)
+            sent = session.traffic.bytes_sent
+    assert faults(text) == []
+    due = {
+        "open_sessions": 1, "sessions_total": 1, "passes_total": 1, "pass_nodes_total": 2, "model_steps_total": 1,
+        "model_tokens_total": 3, "batch_size_count": 1, "model_answers_total": 1, "model_evictions_total": 0,
+    }  # fmt: skip
+    assert {name: value(text, f"service_{name}", who) for name in due} == due
+    assert value(text, "service_bytes_total", who | {"direction": "received"}) == sent
+    assert value(text, "service_model_seconds_total", who) > 0
+    assert 0 < value(text, "service_model_queue_seconds_total", who) < 60
+    assert 3 / target_model.statistics().kv_slots <= value(text, "kv_cache_usage_perc", who) <= 1
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(read, address)
+
+
+async def test_a_port_for_metrics_is_free_checked_and_on_the_services_own_address_only(target_model: RunningModel):
+    async with Server(TARGET, TargetService(target_model), MEASURED) as server:
+        host, _, port = json.loads(server.ready_line())["metrics"].rpartition(":")
+        assert host == "127.0.0.1"
+        with pytest.raises(OSError, match="refused"):
+            await asyncio.to_thread(read, f"127.0.0.2:{port}")
+        taken = Listening(grace_seconds=0, metrics_port=int(port))
+        with pytest.raises(CannotListen, match=r"cannot listen on .*--metrics-port"):
+            await Server(TARGET, TargetService(target_model), taken).start()
+    async with Server(TARGET, TargetService(target_model), Listening(grace_seconds=0)) as server:
+        assert "metrics" not in server.ready_line()

@@ -36,12 +36,9 @@ class VocabularyIndex:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.places: Ids = np.empty(vocabulary.size, dtype=np.int64)  # shape (V,), place of each id in that order
-        self._trie = Trie(vocabulary)
-        self.places[self._trie.order] = np.arange(vocabulary.size)
-
-    def span(self, prefix: Letters) -> tuple[int, int]:
-        """The places, first and behind the last, of the tokens that begin with `prefix`."""
-        return self._trie.span(prefix)
+        trie = Trie(vocabulary)
+        self.places[trie.order] = np.arange(vocabulary.size)
+        self.span = trie.span  # the places, first and behind the last, of the tokens that begin with letters
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +145,17 @@ class PathTree:
         """Adds paths; yields those that are in the tree together. One path alone is always added."""
         group: list[Path] = []
         for path in paths:
-            if self._tokens and len(self._tokens) + self._lacks(path) > self._room:
+            missing = self._missing(path)
+            if self._tokens and len(self._tokens) + len(missing) > self._room:
                 if group:
                     yield group
                 group = []
                 self._clear()
-            self._add(path)
+                missing = self._missing(path)
+            for part in missing:
+                self._nodes[part] = len(self._tokens)
+                self._parents.append(self._nodes[part[:-1]])
+                self._tokens.append(part[-1])
             group.append(path)
         yield group
 
@@ -162,15 +164,8 @@ class PathTree:
         self._parents: list[int] = []
         self._nodes: dict[Path, int] = {(): ROOT}
 
-    def _lacks(self, path: Path) -> int:
-        return sum(path[:length] not in self._nodes for length in range(1, len(path) + 1))
-
-    def _add(self, path: Path) -> None:
-        for length in range(1, len(path) + 1):
-            if path[:length] not in self._nodes:
-                self._nodes[path[:length]] = len(self._tokens)
-                self._parents.append(self._nodes[path[: length - 1]])
-                self._tokens.append(path[length - 1])
+    def _missing(self, path: Path) -> list[Path]:
+        return [part for length in range(1, len(path) + 1) if (part := path[:length]) not in self._nodes]
 
 
 class Scoring:

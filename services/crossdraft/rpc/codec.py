@@ -11,7 +11,7 @@ distribution by at most 3e-8 an id.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -75,6 +75,14 @@ def check_max(count: int, most: int, name: str) -> None:
         raise BadMessage(f"{name} has {count}; at most {most} are taken")
 
 
+def check_ranges(message: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raises BadMessage unless each of these fields is in its range, or is unset and has a default."""
+    for name, (least, most) in ranges.items():
+        value = getattr(message, name)
+        if not least <= value <= most and _given(message, message.DESCRIPTOR.fields_by_name[name]):  # NaN as well
+            raise BadMessage(f"{name} must be between {least} and {most}, got {value}")
+
+
 def decode_letters(raw: bytes, name: str) -> Letters:
     """Letters of a field, which are sent as the UTF-8 of their code points.
 
@@ -100,10 +108,15 @@ def decode_id_tuple(
     return ids
 
 
-def plain_fields(message: Message) -> dict[str, Any]:
-    """A message's fields but those that are messages; lists as tuples."""
-    plain = [field for field in message.DESCRIPTOR.fields if field.message_type is None]
-    return {field.name: plain_value(getattr(message, field.name)) for field in plain}
+def plain_fields(message: Message, **checked: Any) -> dict[str, Any]:
+    """A message's fields but those that are messages, or are unset and have a default; lists as tuples. Those that
+    were `checked` are as they are given."""
+    others = [field for field in message.DESCRIPTOR.fields if field.message_type is None and field.name not in checked]
+    return checked | {one.name: plain_value(getattr(message, one.name)) for one in others if _given(message, one)}
+
+
+def _given(message: Message, field: Any) -> bool:
+    return not field.has_presence or message.HasField(field.name)
 
 
 def plain_value(value: Any) -> Any:
@@ -160,8 +173,8 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
         return decode_id_tuple(field, f"options.{name}", vocabulary_size)
 
     biased = ids_of([bias.id for bias in message.logit_bias], "logit_bias")
-    given = {field.name: value for field, value in message.ListFields()}  # the others have the default of both sides
-    given |= {name: ids_of(given.get(name, ()), name) for name in ("allowed_token_ids", "end_ids")}
+    checked = {name: ids_of(getattr(message, name), name) for name in ("allowed_token_ids", "end_ids")}
+    given = plain_fields(message, **checked)  # the others have the default of both sides
     given["logit_bias"] = tuple(zip(biased, (bias.bias for bias in message.logit_bias), strict=True))
     given["bad_word_ids"] = tuple(ids_of(word.ids, "bad_word_ids") for word in message.bad_word_ids)
     try:
@@ -218,16 +231,15 @@ def decode_description(message: pb.Description) -> Description:
     size = message.vocabulary_size
     stops = decode_id_tuple(message.stops, "stops", size, MAX_STOPS)
     controls = decode_id_tuple([control.id for control in message.controls], "controls", size)
-    given = plain_fields(message)
+    given = plain_fields(message, stops=stops)
     given["controls"] = tuple(zip(controls, (control.role for control in message.controls), strict=True))
-    given["stops"] = stops
     if message.HasField("chat_template"):
         template = message.chat_template
         if not template.source:
             raise BadMessage("chat_template has no source; leave it unset where there is none")
         given["chat_template"] = ChatTemplate(template.source, tuple(sorted(template.tokens.items())))
     try:
-        defaults = SamplingDefaults(**{field.name: value for field, value in message.defaults.ListFields()})
+        defaults = SamplingDefaults(**plain_fields(message.defaults))
     except ValueError as error:
         raise BadMessage(f"defaults: {error}") from error
     return Description(**given, defaults=defaults)

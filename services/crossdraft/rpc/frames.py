@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from crossdraft.rpc import codec
-from crossdraft.rpc.codec import check_max
+from crossdraft.rpc.codec import check_max, check_ranges
 from crossdraft.rpc.errors import BadMessage
 from crossdraft.text.letters import NOTHING
 from crossdraft.types import messages as plain
@@ -35,11 +35,16 @@ Received = TypeVar("Received")
 OPEN = "open"  # the field of an entry with which a session begins
 MAX_MESSAGES = 256  # of a frame
 MAX_SHARED = 2 << 20  # bytes of a frame that has more messages than one
-DEFAULT_HEAD = 64  # ids of a row that travel when the client does not say how many
 MAX_HEAD = 4096
 MAX_ROW_WIDTH = 1 << 16  # ids
 MAX_STRINGS = 4096  # of one request for scores
 MAX_STRING = 1 << 16  # letters of each of them
+COUNT, SOME = (1, plain.MOST_DRAFT_TOKENS), (0, plain.MOST_DRAFT_TOKENS)  # draft tokens; time and answer grow with them
+LIKELY = (0, plain.MOST_LIKELY)
+DRAFT_RANGES = {
+    "count": COUNT, "chunk": COUNT, "branch_width": COUNT, "branch_depth": SOME, "first": SOME,
+    "tree_nodes": (0, MOST_NODES), "least_likely": (0, 1),
+}  # fmt: skip
 MAX_BRANCHES = plain.MOST_DRAFT_TOKENS * plain.MOST_DRAFT_TOKENS  # of a frame: as many as one reply may have
 
 
@@ -229,23 +234,13 @@ _OPENING: dict[str, Callable[[Any], Any]] = {"options": codec.encode_options, "n
 def _read_open_target(message: target_pb.OpenTarget, share: object, size: int | None) -> plain.OpenTarget:
     if not message.prompt:
         raise BadMessage("prompt is empty; a target needs at least one id, for instance its begin of sequence")
-    check_max(message.head, MAX_HEAD, "head")
-    _check_likely(message.likely)
-    return plain.OpenTarget(
-        prompt=codec.decode_id_tuple(message.prompt, "prompt", size),
-        options=codec.decode_options(message.options, size),
-        noise=codec.decode_noise(message),
-        head=message.head if message.HasField("head") else DEFAULT_HEAD,
-        likely=message.likely if message.HasField("likely") else None,
-        ignore_stops=message.ignore_stops,
-        stop_ids=codec.decode_id_tuple(message.stop_ids, "stop_ids", size, codec.MAX_STOPS),
-        hidden=message.hidden,
-    )
-
-
-def _check_likely(likely: int) -> None:
-    if likely > plain.MOST_LIKELY:
-        raise BadMessage(f"likely must be at most {plain.MOST_LIKELY}, got {likely}")
+    check_ranges(message, {"head": (0, MAX_HEAD), "likely": LIKELY})
+    ids = {
+        "prompt": codec.decode_id_tuple(message.prompt, "prompt", size),
+        "stop_ids": codec.decode_id_tuple(message.stop_ids, "stop_ids", size, codec.MAX_STOPS),
+    }
+    options, noise = codec.decode_options(message.options, size), codec.decode_noise(message)
+    return plain.OpenTarget(**codec.plain_fields(message, **ids, options=options, noise=noise))
 
 
 def _write_pass(request: plain.Pass, written: Written) -> target_pb.Pass:
@@ -275,7 +270,7 @@ def _read_pass(message: target_pb.Pass, listed: Sequence[Ids], size: int | None)
     answered = 1 + len(tree) if wanted is None else len(wanted)
     if len(listed) not in (0, answered):
         raise BadMessage(f"listed has {len(listed)} lists; it needs none or {answered}, one a row answered")
-    check_max(message.run, plain.MAX_RUN, "run")
+    check_ranges(message, {"run": (0, plain.MAX_RUN)})
     if message.run > 1 and (message.tree.tokens or not message.draws):
         raise BadMessage("a run of several tokens needs draws, and has no tree")
     committed = codec.decode_id_tuple(message.committed, "committed", size)
@@ -288,7 +283,7 @@ def _read_fetch(message: target_pb.FetchRow, share: object, size: int | None) ->
 
 
 def _read_prompt_request(message: target_pb.ScorePrompt, share: object, size: int | None) -> plain.ScorePrompt:
-    _check_likely(message.likely)
+    check_ranges(message, {"likely": LIKELY})
     return plain.ScorePrompt(message.first, message.likely)
 
 
@@ -371,28 +366,19 @@ def _target_columns(frame: target_pb.VerifyReplies, size: int | None) -> Columns
 def _read_open_drafter(message: drafter_pb.OpenDrafter, share: object, size: int | None) -> plain.OpenDrafter:
     if message.audited and not message.HasField("noise"):
         raise BadMessage("audited needs noise: without it no draw can be recomputed")
-    check_max(message.row_width, MAX_ROW_WIDTH, "row_width")
-    changed = {
+    check_ranges(message, {"row_width": (0, MAX_ROW_WIDTH)})
+    checked = {
         "prompt": codec.decode_letters(message.prompt, "prompt"),
         "options": codec.decode_options(message.options, size),
         "noise": codec.decode_noise(message),
         "allowed": codec.decode_ids(message.allowed, "allowed", size) if message.HasField("allowed") else None,
     }
-    return plain.OpenDrafter(**codec.plain_fields(message) | changed)
+    return plain.OpenDrafter(**codec.plain_fields(message, **checked))
 
 
 def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> plain.Draft:
-    _check_draft_tokens(message.count, "count", "how many draft tokens are wanted")
-    chunk = message.chunk if message.HasField("chunk") else plain.MOST_DRAFT_TOKENS
-    _check_draft_tokens(chunk, "chunk", "how many draft tokens one reply has")
-    width = message.branch_width if message.HasField("branch_width") else 1
-    _check_draft_tokens(width, "branch_width", "how many branches each draft token has; for none, branch_depth is 0")
-    most = {"branch_depth": plain.MOST_DRAFT_TOKENS, "first": plain.MOST_DRAFT_TOKENS, "tree_nodes": MOST_NODES}
-    for name, limit in most.items():
-        if getattr(message, name) > limit:
-            raise BadMessage(f"{name} must be at most {limit}, got {getattr(message, name)}")
-    if not 0 <= message.least_likely <= 1:  # false for NaN as well
-        raise BadMessage(f"least_likely must be between 0 and 1, got {message.least_likely}")
+    check_ranges(message, DRAFT_RANGES)
+    chunk, width = message.chunk or plain.MOST_DRAFT_TOKENS, message.branch_width or 1  # in their ranges, or unset
     letters, depth, nodes = codec.decode_letters(message.letters, "letters"), message.branch_depth, message.tree_nodes
     hidden = codec.decode_hidden(message)
     shape = chunk, depth, width, message.adopt, message.first, nodes, message.least_likely, hidden
@@ -400,19 +386,13 @@ def _read_draft(message: drafter_pb.Draft, share: object, size: int | None) -> p
 
 
 def _read_score(message: drafter_pb.Score, share: object, size: int | None) -> plain.Score:
-    _check_draft_tokens(message.tokens, "tokens", "how many draft tokens' text counts")
+    check_ranges(message, {"tokens": COUNT})
     check_max(len(message.strings), MAX_STRINGS, "strings")
     strings = tuple(codec.decode_letters(raw, f"strings[{place}]") for place, raw in enumerate(message.strings))
     check_max(max(map(len, strings), default=0), MAX_STRING, "the longest of strings")
     if not all(strings):
         raise BadMessage(f"strings[{strings.index(NOTHING)}] is empty; every text begins with nothing")
     return plain.Score(message.epoch, message.offset, strings, message.tokens)
-
-
-def _check_draft_tokens(count: int, name: str, meaning: str) -> None:
-    """Raises BadMessage unless a draft may have so many: its time and its answer grow with them."""
-    if not 1 <= count <= plain.MOST_DRAFT_TOKENS:
-        raise BadMessage(f"{name} must be between 1 and {plain.MOST_DRAFT_TOKENS}, got {count}: {meaning}")
 
 
 # Replies of a drafter.

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from crossdraft.rpc import codec, errors, log_context
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
-from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit
+from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit, channel_to
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import MODEL_SETTINGS, LeftOut
 from crossdraft.types.output import PromptToken, ServedModel, Token
@@ -128,8 +128,8 @@ def decode_request(message: pb.GenerateRequest) -> Generate:
         request = GenerationRequest(_decode_prompt(message), overlap=overlap, **given)
     except RequestError as error:
         raise errors.BadRequest(str(error)) from error
-    drafter = message.drafter if message.HasField("drafter") else None
-    return Generate(request, message.id, message.model, drafter, message.together)
+    named = codec.plain_fields(message)
+    return Generate(request, **{name: named[name] for name in ("id", "model", "drafter", "together") if name in named})
 
 
 def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
@@ -139,13 +139,8 @@ def _decode_prompt(message: pb.GenerateRequest) -> Prompt:
         case "ids" if message.ids.ids:
             return tuple(message.ids.ids)
         case "chat" if message.chat.messages:
-            chat = message.chat
-            return Chat(
-                tuple(Message(said.role, said.content, said.fields) for said in chat.messages),
-                chat.add_generation_prompt or not chat.HasField("add_generation_prompt"),
-                chat.continue_final_message,
-                chat.template_kwargs,
-            )
+            said = tuple([Message(**codec.plain_fields(one)) for one in message.chat.messages])
+            return Chat(said, **codec.plain_fields(message.chat))
         case _:
             what = "give text, ids or a chat, with a character, id or message at least"
             raise errors.BadMessage(f"there is no prompt; {what}")
@@ -254,11 +249,7 @@ class GenerationClient:
     _channel: grpc.aio.Channel = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        options = FRONT_CLIENT_OPTIONS + self.limit.options()
-        if self.tls is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=options)
-        else:
-            self._channel = grpc.aio.secure_channel(self.address, self.tls, options=options)
+        self._channel = channel_to(self.address, self.tls, FRONT_CLIENT_OPTIONS + self.limit.options())
 
     @property
     def server(self) -> str:

@@ -15,24 +15,13 @@ from weakref import WeakSet
 import grpc
 from google.protobuf.message import DecodeError
 
-from crossdraft.rpc import codec
+from crossdraft.rpc import codec, frames
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.frames import (
-    DRAFTER,
-    MAX_MESSAGES,
-    MAX_SHARED,
-    TARGET,
-    EndSession,
-    FrameCodec,
-    Received,
-    RoleCodec,
-    SessionEnded,
-)
 from crossdraft.rpc.log_context import current
 from crossdraft.rpc.memory import HOST, MemoryChannel, codec_of
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
-from crossdraft.rpc.transport import MessageLimit, client_options
+from crossdraft.rpc.transport import MessageLimit, channel_to, client_options
 from crossdraft.session.ledger import Ledger
 from crossdraft.types.messages import Description, OpenDrafter, Opened, OpenTarget
 from crossdraft.v1 import common_pb2
@@ -61,7 +50,7 @@ def too_large(what: str, raw: bytes, limit: MessageLimit) -> TooLarge:
 
 
 async def read(
-    raw: bytes, codec: FrameCodec[Any, Received], limit: MessageLimit, beside: Beside
+    raw: bytes, codec: frames.FrameCodec[Any, frames.Received], limit: MessageLimit, beside: Beside
 ) -> list[tuple[int, Any]]:
     """The messages of a frame; a large one is read in a thread: one peer's must not hold up those of others. Raises
     TooLarge or BadMessage."""
@@ -83,13 +72,13 @@ class Outbox(Generic[Waiting]):
 
     def __init__(
         self,
-        codec: FrameCodec[Waiting, Any],
+        codec: frames.FrameCodec[Waiting, Any],
         limit: MessageLimit,
         refused: Callable[[int, TooLarge | ValueError], None],
     ) -> None:
         self._codec = codec
         self._limit = limit
-        self._shared = min(limit.frame_bytes, MAX_SHARED)
+        self._shared = min(limit.frame_bytes, frames.MAX_SHARED)
         self._refused = refused
         self._waiting: dict[int, list[tuple[Waiting, int]]] = {}  # by session, with their weights
         self._count = 0  # messages that wait
@@ -176,15 +165,15 @@ class Outbox(Generic[Waiting]):
     def _taken(self) -> list[tuple[int, Waiting]]:
         taken: list[tuple[int, Waiting]] = []
         room = self._shared // 4  # weights are lower bounds: rows have up to three times theirs
-        if self._count <= MAX_MESSAGES and self._weight < room:  # nearly always
+        if self._count <= frames.MAX_MESSAGES and self._weight < room:  # nearly always
             taken = [(session, message) for session, waiting in self._waiting.items() for message, _ in waiting]
             self._waiting, self._count, self._weight = {}, 0, 0
             self._room.set()
-        while self._waiting and len(taken) < MAX_MESSAGES and room > 0:
+        while self._waiting and len(taken) < frames.MAX_MESSAGES and room > 0:
             session = next(iter(self._waiting))
             messages = self._waiting.pop(session)
             before = len(taken)
-            for message, weight in messages[: MAX_MESSAGES - before]:
+            for message, weight in messages[: frames.MAX_MESSAGES - before]:
                 if room > 0:
                     room -= weight
                     taken.append((session, message))
@@ -286,7 +275,7 @@ class LinkSession:
 
     def close(self) -> None:
         """Ends it; the listener hears nothing more."""
-        self._link.close_session(self._number)
+        self._link.end(self._number)
 
 
 class Link:
@@ -335,9 +324,19 @@ class Link:
             self._outbox.put(number, request)
             self._note_sent(session, request)
 
-    def close_session(self, number: int) -> None:
-        if self._forget(number) is not None:
-            self._outbox.put(number, EndSession())
+    def end(self, number: int, error: ServiceError | None = None, tell: bool = True) -> None:
+        """Drops a session. Its listener is told of an error, and the service that it is over, unless it has said so."""
+        self.outdated = self.outdated or isinstance(error, NotServed)
+        session = self._sessions.pop(number, None)
+        if session is None:
+            return
+        self._outbox.drop(number)
+        if self._retired and not self._sessions:
+            self._task.cancel()
+        if error is not None:
+            session.listener.lost(error)
+        if tell:
+            self._outbox.put(number, frames.EndSession())
 
     def retire(self) -> None:
         """No session begins any more; ends the stream once there is none."""
@@ -360,7 +359,7 @@ class Link:
         before = now() - self._reply_seconds
         late = [n for n, one in self._sessions.items() if one.ledger.since is not None and one.ledger.since <= before]
         for number in late:
-            self._fail(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
+            self.end(number, TimedOut(f"{self._service}: no reply within {self._reply_seconds:g} s"))
         left = [session.ledger.since for session in self._sessions.values() if session.ledger.since is not None]
         self._timer = self._loop.call_later(min(left) - before, self._check) if left else None
 
@@ -380,7 +379,7 @@ class Link:
             if not writing.cancelled():
                 writing.exception()  # reading has told more
             for number in list(self._sessions):
-                self._lose(number, error)
+                self.end(number, error, tell=False)
 
     async def _read(self) -> ServiceError:
         """Handles frames until the stream ends; why it did."""
@@ -425,10 +424,10 @@ class Link:
 
     def _received(self, number: int, session: LinkSession, message: Any) -> None:
         ledger = session.ledger
-        if isinstance(message, SessionEnded):
-            self._lose(number, self._meaning(message))
+        if isinstance(message, frames.SessionEnded):
+            self.end(number, self._meaning(message), tell=False)
         elif isinstance(message, BadMessage):
-            self._fail(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
+            self.end(number, Internal(f"{self._service} sent a reply that cannot be decoded: {message}"))
         elif not isinstance(message, Opened):
             if session.is_open:
                 if ledger.take(message, at := now()) is None:
@@ -436,9 +435,9 @@ class Link:
                 session.listener.received(message)
             else:
                 what = type(message).__name__
-                self._fail(number, Internal(f"{self._service} sent {what} where Opened was due"))
+                self.end(number, Internal(f"{self._service} sent {what} where Opened was due"))
         elif message.fingerprint != self._fingerprint:
-            self._fail(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
+            self.end(number, NotServed(f"{self._service} serves another model than it described; describe it again"))
         elif session.is_open:
             ledger.heard(now())  # a sign that the service works
         else:
@@ -446,7 +445,7 @@ class Link:
             ledger.opened(now())
             session.listener.opened()
 
-    def _meaning(self, ended: SessionEnded) -> ServiceError:
+    def _meaning(self, ended: frames.SessionEnded) -> ServiceError:
         code = next((code for code in grpc.StatusCode if code.value[0] == ended.code), grpc.StatusCode.UNKNOWN)
         if code is grpc.StatusCode.OK:
             return Closed(f"the session with the {self._service} was ended")
@@ -460,28 +459,7 @@ class Link:
 
     def _refuse(self, number: int, fault: TooLarge | ValueError) -> None:
         """A message of it cannot be sent: it fails."""
-        self._fail(number, fault if isinstance(fault, TooLarge) else BadMessage(f"it cannot be sent: {fault}"))
-
-    def _fail(self, number: int, error: ServiceError) -> None:
-        """Drops it, and tells its listener and the service."""
-        self._lose(number, error)
-        self._outbox.put(number, EndSession())
-
-    def _lose(self, number: int, error: ServiceError) -> None:
-        """Drops it, and tells its listener."""
-        session = self._forget(number)
-        self.outdated = self.outdated or isinstance(error, NotServed)
-        if session is not None:
-            session.listener.lost(error)
-
-    def _forget(self, number: int) -> LinkSession | None:
-        """Drops it here; nobody is told."""
-        session = self._sessions.pop(number, None)
-        if session is not None:
-            self._outbox.drop(number)
-        if self._retired and not self._sessions:
-            self._task.cancel()
-        return session
+        self.end(number, fault if isinstance(fault, TooLarge) else BadMessage(f"it cannot be sent: {fault}"))
 
 
 @dataclass(eq=False)
@@ -500,7 +478,7 @@ class ServiceClient(Generic[OpenRequest]):
     _link: Link | None = field(default=None, init=False, repr=False)
     _links: WeakSet[Link] = field(default_factory=WeakSet, init=False, repr=False)  # all that still run
 
-    role: ClassVar[RoleCodec[Any, Any, Any]]
+    role: ClassVar[frames.RoleCodec[Any, Any, Any]]
 
     def __post_init__(self) -> None:
         self._connect(self.tls.now() if isinstance(self.tls, RenewedCredentials) else self.tls)
@@ -511,10 +489,8 @@ class ServiceClient(Generic[OpenRequest]):
         self._credentials = credentials
         if self.address.startswith(f"{HOST}:"):
             self._channel = MemoryChannel(self.address)
-        elif credentials is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=options)
         else:
-            self._channel = grpc.aio.secure_channel(self.address, credentials, options=options)
+            self._channel = channel_to(self.address, credentials, options)
         self._channels.add(self._channel)
         self._retire()
 
@@ -592,10 +568,10 @@ class ServiceClient(Generic[OpenRequest]):
 class TargetClient(ServiceClient[OpenTarget]):
     """A target at an address."""
 
-    role = TARGET
+    role = frames.TARGET
 
 
 class DrafterClient(ServiceClient[OpenDrafter]):
     """A drafter at an address."""
 
-    role = DRAFTER
+    role = frames.DRAFTER

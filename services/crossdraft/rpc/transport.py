@@ -3,9 +3,18 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import grpc
+
 MIB = 1 << 20
 LEAST_FRAME = 8 * MIB  # a prompt of a million tokens as letters; a row of a whole vocabulary has 4
 ChannelOptions = tuple[tuple[str, int], ...]
+
+
+def channel_to(address: str, tls: grpc.ChannelCredentials | None, options: ChannelOptions) -> grpc.aio.Channel:
+    """To host:port; without credentials in plaintext."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls, options=options)
 
 
 @dataclass(frozen=True)

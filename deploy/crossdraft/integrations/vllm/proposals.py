@@ -1,12 +1,12 @@
 """A step of vLLM's: what its requests have emitted goes to the drafters, and what these have said becomes proposals."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from crossdraft.integrations.vllm.pacing import DrafterPace, Offer, Pacing
-from crossdraft.integrations.vllm.prefixes import Prefixes, TokenIds
-from crossdraft.integrations.vllm.services import DrafterServices, DrafterSession, RequestState
+from crossdraft.integrations.vllm.services import DrafterServices, DrafterSession, RequestState, TokenIds
 from crossdraft.integrations.vllm.streams import Guess
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.speculation.estimates import Share
@@ -15,7 +15,64 @@ from crossdraft.types.messages import Advance, Draft
 
 FORGOTTEN_SECONDS = 5.0  # after which a request that is in no batch is over: a preempted one may come back
 
+HEAD = 16  # first ids of a request that are compared
+TAIL = 64  # last ids that are compared: longer than texts of different requests agree by chance
+
+Key = tuple[int, bytes, bytes]
 Told = list[tuple[DrafterSession, Sequence[Draft | Advance]]]
+
+
+def key_of(ids: TokenIds) -> Key:
+    """What a request is found by: how many ids it has, the first and the last of them."""
+    return len(ids), ids[:HEAD].tobytes(), ids[-TAIL:].tobytes()
+
+
+class Prefixes:
+    """The requests that were seen, by their ids so far.
+
+    vLLM names no request to proposers, so that it is told by the row's ids. They only ever grow by what was sampled:
+    the row that had n ids and was sampled s more is the request that was last seen with those n ids. That holds when
+    rows move, and after a preemption. Of the ids the first and the last few and their number are compared: requests
+    that agree in these are interchangeable for drafting, where a mistake costs acceptance and never correctness.
+    """
+
+    def __init__(self, seconds: float = FORGOTTEN_SECONDS) -> None:
+        self._seconds = seconds
+        # Requests with the same ids so far, and when each was seen, in seconds; the oldest keys first.
+        self._known: dict[Key, deque[tuple[RequestState, float]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._known.values()))
+
+    def step(self, rows: Sequence[TokenIds], sampled: Sequence[int], now: float) -> list[RequestState]:
+        """The request of each row, in their order. Rows have all ids, of which so many were `sampled` now, at least 1;
+        `now` is in seconds of a monotonic clock."""
+        # All are taken before any is put back: one row's ids now may be what another's were.
+        found = [self._take(ids[: len(ids) - count]) for ids, count in zip(rows, sampled, strict=True)]
+        requests = [RequestState() if one is None else one for one in found]
+        for ids, request in zip(rows, requests, strict=True):
+            self._known.setdefault(key_of(ids), deque()).append((request, now))
+        return requests
+
+    def forget(self, now: float) -> list[RequestState]:
+        """The requests that were not seen for too long, which are seen as new ones if they come back."""
+        gone: list[RequestState] = []
+        for key, waiting in list(self._known.items()):
+            while waiting and waiting[0][1] < now - self._seconds:
+                gone.append(waiting.popleft()[0])
+            if not waiting:
+                del self._known[key]
+        return gone
+
+    def _take(self, ids: TokenIds) -> RequestState | None:
+        key = key_of(ids)
+        waiting = self._known.get(key)
+        if waiting is None:
+            return None
+        request, _ = waiting.popleft()
+        if not waiting:
+            del self._known[key]
+        return request
 
 
 @dataclass(frozen=True)
@@ -42,7 +99,7 @@ class Proposals:
 
     def __post_init__(self) -> None:
         self._pacing = Pacing(self.most, self.longest_wait, self.always)
-        self._prefixes, vocabulary = Prefixes(RequestState, FORGOTTEN_SECONDS), self.target.vocabulary
+        self._prefixes, vocabulary = Prefixes(), self.target.vocabulary
         self._stops, self._letters = frozenset(vocabulary.stops), vocabulary.letters
         forget = self._prefixes.forget
         self._services = DrafterServices(self.addresses, self.target, self._pacing, forget, self.tls, self.clock)

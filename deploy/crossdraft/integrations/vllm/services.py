@@ -15,10 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 from crossdraft.client.discovery import Probe, read_tokenization
 from crossdraft.client.roster import Roster
 from crossdraft.integrations.vllm.pacing import DrafterPace, Pacing, Seldom
-from crossdraft.integrations.vllm.prefixes import TokenIds
 from crossdraft.integrations.vllm.streams import DrafterFaultError, DraftStream
 from crossdraft.rpc.errors import Cancelled, Closed, NotServed, ServiceError, Unreachable
 from crossdraft.rpc.links import DrafterClient, LinkSession, Patience
@@ -29,6 +31,7 @@ from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import Advance, Description, Draft, Drafted, OpenDrafter, SamplingOptions, Scored
 
 log = logging.getLogger(__name__)
+TokenIds = NDArray[np.int32]  # a row of vLLM's `token_ids_cpu`, as far as it is set
 
 # Then a drafter counts as lost; its requests are served without one meanwhile.
 DRAFTER_PATIENCE = Patience(reply_seconds=3.0)
