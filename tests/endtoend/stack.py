@@ -19,7 +19,7 @@ from crossdraft.text.affinity import Affinity, Alignment, save_affinity
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from tests.client.together import ended
-from tests.prompts import prompts
+from tests.prompts import PROMPTS
 from tests.rpc.linked import AT_ONCE
 
 TARGET = "target"
@@ -93,8 +93,8 @@ def affinities(drafter: str, folder: Path) -> Path:
     )
     pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
     seen = Alignment(pair, ours.tokenization, theirs.tokenization)
-    for prompt in prompts():
-        seen.add(prompt.text)
+    for prompt in PROMPTS:
+        seen.add(prompt)
     path = folder / f"{drafter}.npz"
     save_affinity(Affinity.of(pair, seen.matrix(NEIGHBOURS), ours.tokenizer_json, theirs.tokenizer_json), path)
     return path

@@ -38,8 +38,8 @@ from crossdraft.serving.models import serving
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from tests.client.together import ended
 from tests.endtoend.stack import AT_ONCE, TARGET, Copying, model
-from tests.killable import Killable
-from tests.prompts import prompts
+from tests.prompts import PROMPTS
+from tests.started import Killable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOKENS = 60
@@ -52,7 +52,7 @@ TEXTS = Grammar.json({"type": "array", "items": {"type": "string"}, "minItems": 
 
 
 def request(overlap: Overlap, grammar: Grammar | None = None) -> GenerationRequest:
-    text, options = prompts()[3].text, SamplingOptions(grammar=grammar)
+    text, options = PROMPTS[3], SamplingOptions(grammar=grammar)
     return GenerationRequest(
         text, method="seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap, options=options
     )

@@ -14,11 +14,11 @@ from crossdraft.engine.names import BUNDLED
 from crossdraft.session.target_side import TargetSide
 from crossdraft.types.messages import HiddenStates, SamplingOptions
 from crossdraft.verification.methods import METHODS
+from tests import prompts
 from tests.client.together import ended
 from tests.conftest import FULL
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
 from tests.endtoend.stack import DRAFTERS, EAGLE, NGRAM, TARGET, Stack, statistics
-from tests.prompts import prompts
 
 PROMPTS = 30 if FULL else 3
 NEW_TOKENS = 40 if FULL else 16
@@ -91,7 +91,7 @@ async def compared(
 
 
 def plain_cases() -> list[Case]:
-    return [Case(prompt.text, NEW_TOKENS) for prompt in prompts()[:PROMPTS]]
+    return [Case(text, NEW_TOKENS) for text in prompts.PROMPTS[:PROMPTS]]
 
 
 @pytest.mark.parametrize(("method", "drafter"), first(len(IN_ROUNDS), [*IN_ROUNDS, *OTHERS]))
@@ -218,6 +218,6 @@ def bans(ids: Sequence[int], reference: Reference) -> SamplingOptions:
 
 def first_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> str:
     """The beginning of all prompts' text that makes this many tokens."""
-    text = "".join(prompt.text for prompt in prompts())
+    text = "".join(prompts.PROMPTS)
     ends: list[tuple[int, int]] = tokenizer(text, return_offsets_mapping=True).offset_mapping
     return text[: ends[count - 1][1]]

@@ -8,14 +8,14 @@ import pytest_asyncio
 
 from crossdraft.client import Generation, GenerationRequest
 from crossdraft.types.messages import NoiseKey, SamplingOptions
+from tests import prompts
 from tests.conftest import FULL
 from tests.endtoend.reference import Case, Noise, Reference
 from tests.endtoend.stack import DRAFTERS, NGRAM, Stack, statistics
-from tests.prompts import prompts
 
 PROMPTS, NEW_TOKENS = 5, 16
 SEED = 7
-TEXTS = tuple(prompt.text for prompt in prompts()[:: len(prompts()) // PROMPTS][:PROMPTS])
+TEXTS = prompts.PROMPTS[:: len(prompts.PROMPTS) // PROMPTS][:PROMPTS]
 SERVED = (*(DRAFTERS if FULL else DRAFTERS[:2]), NGRAM)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

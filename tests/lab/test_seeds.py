@@ -18,11 +18,12 @@ from crossdraft.drafter.drafting import Tip
 from crossdraft.drafter.scoring import SortedDistribution, VocabularyIndex
 from crossdraft.drafter.tree_drafting import Node
 from crossdraft.engine.distributions import narrowed
-from crossdraft.lab import seeds, stamps
+from crossdraft.lab import seed_tables, stamps
 from crossdraft.lab.acceptance import cell_of, per_pass, without_repeats
 from crossdraft.lab.commands import SeedsPlan
 from crossdraft.lab.limit import Text, first_token, tokens_per_pass
-from crossdraft.lab.seeds import TABLES, ByLayer, Seeds, SeedTable, forwards_of
+from crossdraft.lab.seed_tables import ByLayer, forwards_of
+from crossdraft.lab.seeds import TABLES, Seeds, SeedTable
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.report import Pieces
 from crossdraft.types.statistics import Kind
@@ -44,19 +45,19 @@ def test_every_table_has_its_place_and_every_place_its_table() -> None:
 def test_a_table_whose_weights_have_changed_is_named(tmp_path: Path) -> None:
     page = tmp_path / "some.md"
     page.write_text("A\n<!-- bench seeds one: none -->\n\nold\n\n<!-- end -->\nB\n")
-    stamp = stamps.stamp_of("2026-01-01", ["drafter-b"], ["qwen-2 b2b1b8df"])
-    page.write_text(stamps.replaced(page.read_text(), "one", stamp, "| new |"))
+    stamps.write(page, "one", "2026-01-01", ["drafter-b"], "| new |")
     assert "old" not in page.read_text()
-    assert list(stamps.outdated(tmp_path)) == []
     now = stamps.digest_of("drafter-b")
+    page.write_text(page.read_text().replace(now, f"{now}, qwen-2 b2b1b8df"))
+    assert list(stamps.outdated(tmp_path)) == []
     page.write_text(page.read_text().replace(now, "01234567"))
     (fault,) = stamps.outdated(tmp_path)
     assert "one was measured with drafter-b 01234567" in fault
     page.write_text(page.read_text().replace("qwen-2 b2b1b8df", "mistral-3 834028c5").replace("01234567", now))
     (fault,) = stamps.outdated(tmp_path)
     assert "mistral-3 834028c5, which is dc372bb0 now" in fault
-    with pytest.raises(ValueError, match="no page has"):
-        stamps.replaced(page.read_text(), "two", stamp, "")
+    with pytest.raises(ValueError, match="no place for the table two"):
+        stamps.write(page, "two", "2026-01-01", [], "")
 
 
 # The limit: no exact method exceeds it, and where one is known to reach it, it does.
@@ -190,10 +191,10 @@ def test_a_run_shows_what_it_has_written_and_where(
 
 @pytest.mark.parametrize("kept", [1, 7, 60])
 def test_first_order_rdk_is_tli_within_its_bound_and_the_matrix_is_that_of_the_logits_covariance(kept: int) -> None:
-    p, q, orders = seeds.synthetic_pair(60, np.random.default_rng(kept))
+    p, q, orders = seed_tables.synthetic_pair(60, np.random.default_rng(kept))
     assert np.sort(p)[-15:].sum() == pytest.approx(0.958)
     ids = orders["at random"][:kept]
-    masked, own, third, _, moved, _, theta, spread = seeds.redistributed(p, q, ids, [0.05])
+    masked, own, third, _, moved, _, theta, spread = seed_tables.redistributed(p, q, ids, [0.05])
     assert moved <= 3 * theta / 60
     assert abs(third - own) <= 1.5 * theta / 60
     assert masked <= own
@@ -209,7 +210,7 @@ def test_outputs_that_repeat_themselves() -> None:
 
 
 def test_kinds_without_a_prompt_are_left_out() -> None:
-    assert all(seeds.prompts_by_kind(1).values())
+    assert all(seed_tables.prompts_by_kind(1).values())
 
 
 VOCABULARIES = run_path(str(DOCS.parent / ".ci/vocabularies.py"))

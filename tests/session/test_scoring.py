@@ -10,6 +10,7 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import SLRS
 from tests.clock import GONE
 from tests.session.sessions import DRAFTER, TARGET, assignment, emitted, end, only, played, requests, scoring, toys
+from tests.tables import DrafterLane
 
 
 def scored(epoch: int, *probabilities: float) -> Replied:
@@ -64,7 +65,7 @@ def test_another_drafter_is_not_asked_about_the_draft_of_one_that_was_lost() -> 
     session.start(0.0)
     session.handle(Ready(TARGET), 0.0)
     draft = only(Draft, session.handle(Ready(DRAFTER), 0.0))
-    sent = only(Pass, session.handle(Replied(DRAFTER, drafter.draft(draft)), 0.0))
+    sent = only(Pass, session.handle(Replied(DRAFTER, DrafterLane(drafter, rows=True).answer(draft)), 0.0))
     session.handle(Lost(DRAFTER, GONE), 1.0)
     session.handle(Ready(DRAFTER + 1), 2.0)
     asked = requests(session.handle(Replied(TARGET, target.run(sent)), 3.0))

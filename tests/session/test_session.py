@@ -13,7 +13,7 @@ from crossdraft.session.rules import State
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, Controller, Fixed, arms_for, lock_step
 from crossdraft.speculation.controller import TargetController
-from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, RowFetched
+from crossdraft.types.messages import Draft, Drafted, Pass, RowFetched
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Kind
 from tests.clock import GONE, Stage, run_session
@@ -115,21 +115,11 @@ def test_the_first_target_has_a_deadline_too() -> None:
 
 
 def test_the_context_bounds_output_and_trees() -> None:
-    target, drafter = toys()
-    session = Session(assignment(max_tokens=50, context=20))
-    sent: list[Pass] = []
-    original = target.run
-
-    def watched(request: Pass) -> PassDone:
-        sent.append(request)
-        return original(request)
-
-    target.run = watched  # type: ignore[method-assign]
-    out = run_session(session, target, drafter)
-    assert len(emitted(out)) == 18
-    assert end(out).reason is Reason.LENGTH
+    stage = run_session(Session(assignment(max_tokens=50, context=20)), *toys())
+    assert len(stage.emitted) == 18
+    assert stage.finished.reason is Reason.LENGTH
     committed = 2
-    for request in sent:
+    for request in (one for one in stage.requests if isinstance(one, Pass)):
         committed += len(request.committed)
         assert committed + len(request.tree) <= 20
 

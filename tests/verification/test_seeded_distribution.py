@@ -11,7 +11,6 @@ from functools import cache
 import pytest
 from scipy.stats import chisquare
 
-from crossdraft.session.events import Emitted
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
 from crossdraft.text.vocabulary import Vocabulary
@@ -78,8 +77,7 @@ class Runs:
             controller=lock_step(draft_tokens or 1),
             max_tokens=LENGTH,
         )
-        out = run_session(Session(given), *self.services(seed))
-        return tuple(command.token for command in out if isinstance(command, Emitted))
+        return tuple(one.token for one in run_session(Session(given), *self.services(seed)).emitted)
 
     def services(self, seed: int) -> tuple[SeededTarget, SeededDrafter]:
         """Both sides, which draw with the noise of a seed."""
