@@ -20,7 +20,7 @@ from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.request import RequestError
 from tests.conftest import FULL
 from tests.endtoend.reference import Case, Noise, Reference
-from tests.endtoend.stack import NGRAM, Stack, statistics
+from tests.endtoend.stack import AHEAD, NGRAM, ROUNDS, Stack, statistics
 from tests.prompts import PROMPTS
 
 SCHEMA: dict[str, Any] = {
@@ -37,8 +37,6 @@ SCHEMA: dict[str, Any] = {
 DENSE = Grammar.json(SCHEMA, whitespace_flexible=False)
 TEXTS = PROMPTS[::10][:3]
 TOKENS, SEED = 48, 11
-ROUNDS = {"overlap": "off"}
-AHEAD = {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branches": 3, "branch_width": 2, "paths": 4}
 TREES = {"overlap": "off", "tree_nodes": 12}
 SERVED = ("drafter-a", "drafter-b", "drafter-c", NGRAM)
 CASES: list[tuple[str | None, dict[str, Any]]] = [
@@ -69,11 +67,8 @@ async def test_it_is_what_the_target_writes_by_itself(stack, reference, drafter,
     seeded = {"method": "seeded", "seed": SEED} if temperature else {"method": "slem"}
     noise = Noise((await stack.pipeline(None)).models.tokenization.vocabulary, NoiseKey(SEED)) if temperature else None
     found = await stack.run(drafter, requests(options, **seeded, **settings))
-    same = [
-        reference.check(Case(text, TOKENS, options, noise=noise), one.ids)
-        for text, one in zip(TEXTS, found, strict=True)
-    ]
-    assert same.count(False) <= 1
+    cases = [Case(text, TOKENS, options, noise=noise) for text in TEXTS]
+    assert reference.same(cases, found).count(False) <= 1
     assert checked(found)
     if drafter is None:  # what must follow is drawn together
         assert all(0 < statistics(one).passes < len(one.ids) for one in found)

@@ -16,7 +16,7 @@ from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import acceptance, controller
 from crossdraft.lab.services import Distant, Served
 from crossdraft.target.service import ServeTarget, target_server
-from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, others_awaited, target_folder, unhurried  # noqa: F401 - fixtures
+from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, target_folder, unhurried  # noqa: F401 - fixtures
 from tests.golden.messages import NONE
 from tests.rpc.linked import AT_ONCE
 from tests.rpc.unhurried import unhurry
