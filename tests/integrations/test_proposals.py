@@ -1,11 +1,10 @@
 """Drafts from a real service: an n-gram drafter over gRPC, and an engine that calls as vLLM does."""
 
-import asyncio
 import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -17,10 +16,11 @@ from crossdraft.integrations.vllm.proposals import Proposals
 from crossdraft.integrations.vllm.services import DrafterSession, RequestState
 from crossdraft.integrations.vllm.streams import DraftStream
 from crossdraft.rpc.errors import Full, Unreachable
-from crossdraft.rpc.server import Listening
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.letters import Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.tokenizer_file import load_tokenizer_json
+from tests.started import in_a_thread
 
 MOST = 4
 STEP = 0.05  # seconds of the clock
@@ -29,26 +29,18 @@ TEXT = "def first(value):\n    return value\n\n\n" * 40
 PROMPT = 60  # tokens
 
 
-class Service:
+class Service(ExitStack):
     """An n-gram drafter in a thread of its own, which can be stopped."""
 
+    stop = ExitStack.close
+
     def __init__(self, port: int = 0) -> None:
-        self.address = ""
-        self._port = port
-        self._ready, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        assert self._ready.wait(SECONDS)
+        super().__init__()
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        async def server() -> Server:
+            return ngram_server(ServeNgram(listening=Listening(port=port, grace_seconds=0)))
 
-    async def _serve(self) -> None:
-        async with ngram_server(ServeNgram(listening=Listening(port=self._port, grace_seconds=0))) as server:
-            self.address = server.address
-            self._ready.set()
-            await asyncio.to_thread(self._stop.wait)
+        (self.address,) = self.enter_context(in_a_thread(server))
 
 
 @pytest.fixture

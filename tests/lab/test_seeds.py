@@ -1,6 +1,7 @@
 """The tables of the pages about the papers: their stamps, the limit, and what they are counted from."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -29,8 +30,8 @@ from crossdraft.text.report import Pieces
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
-from tests.tables import pseudo_distribution
-from tests.verification.enumerating import distribution_of
+from tests.tables import ToyDrafter, autoregressive_distribution, pseudo_distribution
+from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import NAMED, Setup, Toy
 from tests.vocabularies import toy_vocabulary
 
@@ -81,33 +82,18 @@ def _within(tokens: tuple[str, ...], text: str) -> int:
 
 def laws(toy: Toy, k: int) -> tuple[dict[tuple[str, ...], float], dict[str, float]]:
     """Outputs of k + 1 tokens by their letters, and the texts of drafts of k tokens."""
-    setup = Setup(toy, UNION, k, k + 1, ignore_end=True)
-    target, drafter = setup.target(None), laws_of_drafts(toy, k)
-    outputs: dict[tuple[str, ...], float] = {}
-    paths: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for _ in range(k + 1):
-        paths = [
-            ((*path, token), mass * float(chance))
-            for path, mass in paths
-            for token, chance in enumerate(target.distribution(path))
-        ]
-    for path, mass in paths:
-        letters = tuple(toy.target[token] for token in path)
-        outputs[letters] = outputs.get(letters, 0.0) + mass
-    return outputs, drafter
+    outputs: Counter[tuple[str, ...]] = Counter()
+    target = Setup(toy, UNION, k, k + 1, ignore_end=True).target(None)
+    for path, mass in autoregressive_distribution(target, frozenset(), k + 1).items():
+        outputs[tuple(toy.target[token] for token in path)] += mass
 
+    def drafted(chooser: EnumeratingChooser) -> str:
+        drafter = ToyDrafter([Letters(text) for text in toy.drafter], chooser)
+        for _ in range(k):
+            drafter.propose()
+        return str(drafter.text)
 
-def laws_of_drafts(toy: Toy, k: int) -> dict[str, float]:
-    found = {NOTHING: 1.0}
-    for _ in range(k):
-        longer: dict[Letters, float] = {}
-        for text, mass in found.items():
-            chances = pseudo_distribution("drafter", text, len(toy.drafter))
-            for letters, chance in zip(toy.drafter, chances, strict=True):
-                whole = Letters(text + letters)
-                longer[whole] = longer.get(whole, 0.0) + mass * float(chance)
-        found = longer
-    return {str(text): mass for text, mass in found.items()}
+    return outputs, distribution_of(drafted)
 
 
 @pytest.mark.parametrize("name", ["same", "nested prefixes", "prefixes of one another", "one inside the other"])
@@ -115,9 +101,9 @@ def test_no_exact_method_accepts_more_than_optimal_transport(name: str) -> None:
     toy = NAMED[name]
     outputs, drafts = laws(toy, 1)
     limit = transported(outputs, drafts)
-    p: dict[Letters, float] = {}
+    p: Counter[Letters] = Counter()
     for tokens, mass in outputs.items():
-        p[Letters(tokens[0])] = p.get(Letters(tokens[0]), 0.0) + mass
+        p[Letters(tokens[0])] += mass
     first = first_token(p, {Letters(text): mass for text, mass in drafts.items()})
     assert first <= limit + 1e-9
     for method in (UNION, COUPLED, SLEM):
@@ -130,8 +116,8 @@ def test_no_exact_method_accepts_more_than_optimal_transport(name: str) -> None:
 def accepted(setup: Setup) -> float:
     """Tokens of the first round that lie within the draft, in expectation."""
 
-    def run(chooser: object) -> int:
-        kinds = [(one.epoch, one.kind) for one in setup.emitted(chooser)]  # type: ignore[arg-type]
+    def run(chooser: EnumeratingChooser) -> int:
+        kinds = [(one.epoch, one.kind) for one in setup.emitted(chooser)]
         return sum(kind is Kind.ACCEPTED for epoch, kind in kinds if epoch == kinds[0][0])
 
     return sum(count * chance for count, chance in distribution_of(run).items())

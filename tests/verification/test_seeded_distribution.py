@@ -8,9 +8,10 @@ import copy
 from collections import Counter
 from functools import cache
 
+import numpy as np
 import pytest
-from scipy.stats import chisquare
 
+from crossdraft.audit.statistics import fit_of
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import lock_step
 from crossdraft.text.vocabulary import Vocabulary
@@ -121,11 +122,7 @@ def test_noise_of_another_distribution_is_seen() -> None:
 
 
 def p_value(seen: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> float:
-    """Chi-square against a distribution, cells expected below 5 pooled."""
-    cells = [(seen[key], SEEDS * wanted[key]) for key in wanted]
-    large = [cell for cell in cells if cell[1] >= 5]
-    small = [cell for cell in cells if cell[1] < 5]
-    if small:
-        large.append((sum(count for count, _ in small), sum(expected for _, expected in small)))
-    counts, expected = zip(*large, strict=True)
-    return float(chisquare(counts, expected).pvalue)
+    """Chi-square against a distribution."""
+    fit = fit_of({place: seen[output] for place, output in enumerate(wanted)}, np.array([*wanted.values()]))
+    assert fit is not None
+    return fit.p
