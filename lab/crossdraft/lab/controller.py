@@ -10,7 +10,7 @@ runs: chance is in its favour.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
@@ -226,8 +226,7 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
 
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
     given = ControllerConditions(method, temperature_of(method), CALIBRATED_ON, 0.0, 0.0, 0.0)
-    stage = ComparedPipelines(given, CALIBRATED_TOKENS, {})
-    sample = await stage.sample("lock-step, K = 5", 0, pipeline)
+    sample = await ComparedPipelines(given, CALIBRATED_TOKENS, {"": pipeline}).sample("lock-step, K = 5", 0)
     return _accepted(sample.figures) or 0.0
 
 
@@ -251,25 +250,22 @@ class ComparedPipelines:
     tokens: int  # of each output
     pipelines: Mapping[str, Pipeline]  # WITHOUT_DRAFTER, AUTO, and the one of all other choices under an empty name
 
-    async def sample(
-        self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
-    ) -> Timed:
-        """All outputs at once, of the prompts from a number on, by default on the choice's own connection; their
-        drafter may be lost on the way. Raises CommandFailed."""
-        began, made = monotonic(), pipeline or self.pipelines.get(choice) or self.pipelines[""]
-        numbers = range(first, first + self.given.outputs)
-        asked = [self._request(choice, number, tokens or self.tokens) for number in numbers]
-        figures = await asyncio.gather(*(finished(made.run(request), lost=True) for request in asked))
+    async def sample(self, choice: str, first: int) -> Timed:
+        """All outputs at once, of the prompts from a number on; their drafter may be lost on the way. Raises
+        CommandFailed."""
+        pipeline, began = self.pipelines.get(choice) or self.pipelines[""], monotonic()
+        asked = [self._request(choice, first + number) for number in range(self.given.outputs)]
+        figures = await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in asked))
         return Timed(total_of(figures), monotonic() - began)
 
-    def _request(self, choice: str, number: int, tokens: int) -> GenerationRequest:
+    def _request(self, choice: str, number: int) -> GenerationRequest:
         """One output of a made-up prompt of this number, in chains if the method has no trees."""
         method = method_named(self.given.method)
         settings = {name: value for name, value in CHOICES[choice].items() if name != "tree_nodes" or method.samples}
         return GenerationRequest(
             f"Prompt number {number}: ",
             method=self.given.method,
-            max_tokens=tokens,
+            max_tokens=self.tokens,
             options=SamplingOptions(self.given.temperature),
             seed=number if method.keyed else None,
             ignore_eos=True,
@@ -280,17 +276,17 @@ class ComparedPipelines:
         """A few tokens on each connection, from which nothing can be learnt for auto."""
         for name, pipeline in self.pipelines.items():
             choice = WITHOUT_DRAFTER if name == WITHOUT_DRAFTER else "lock-step, K = 2"
-            await self.sample(choice, WARM_UP, pipeline, WARM_UP_TOKENS)
+            await replace(self, tokens=WARM_UP_TOKENS, pipelines={"": pipeline}).sample(choice, WARM_UP)
 
-    async def in_turns(self, choices: Sequence[str], turns: int) -> Compared:
+    async def in_turns(self, turns: int) -> Compared:
         """Each choice on the same prompts, others in each turn, once auto has had a turn for itself."""
         first = await self.sample(AUTO, turns * self.given.outputs)
-        found = await in_turns(choices, turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
+        found = await in_turns([*CHOICES], turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
         return compared(self.given, first, found)
 
 
 @dataclass(eq=False)
-class Floor:
+class RunningServices:
     """The services of a run. Once started they stay, since loading one takes seconds of a core."""
 
     plan: ControllerPlan
@@ -314,7 +310,7 @@ class Floor:
         return found
 
     @asynccontextmanager
-    async def stage(self, given: ControllerConditions) -> AsyncIterator[ComparedPipelines]:
+    async def connected(self, given: ControllerConditions) -> AsyncIterator[ComparedPipelines]:
         """New connections, warmed up."""
         target, drafter = [(await self.service(role, given)).address for role in ("target", "drafter")]
         tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
@@ -324,10 +320,10 @@ class Floor:
             connect(target, drafter, patience(), needs_drafter=True) as fixed,
         ):
             pipelines = {WITHOUT_DRAFTER: plain, AUTO: auto, "": fixed}
-            stage = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
-            await stage.warm_up()
+            compared_pipelines = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
+            await compared_pipelines.warm_up()
             freeze_heap()
-            yield stage
+            yield compared_pipelines
 
 
 # The benchmark.
@@ -386,11 +382,11 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             await asyncio.to_thread(write_free, Path(folder))
             advance(0, "calibrating")
             curves = await calibrated(folder, sorted({given.method for given in self.comparisons}))
-            floor = Floor(self.plan, folder, curves, stack)
+            services = RunningServices(self.plan, folder, curves, stack)
             for given in self.comparisons:
                 advance(0, f"{given.method}, {given.outputs} at once")
-                async with floor.stage(given) as stage:
-                    yield await stage.in_turns(tuple(CHOICES), self.plan.turns)
+                async with services.connected(given) as pipelines:
+                    yield await pipelines.in_turns(self.plan.turns)
                 advance()
 
     def report(self, results: Sequence[Compared]) -> Iterator[Table | str]:

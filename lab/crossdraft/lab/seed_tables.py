@@ -48,6 +48,7 @@ PAIR = ("target", "drafter-a", "drafter-b")
 SHORTEST = 150_000  # tokens of Table 8
 CUT = GenerationRequest.row_width  # ids of a draft token's row
 NO_BAND = 10**6  # wider than any draft
+STRETCH = 20  # draft tokens that are aligned
 Rows = Callable[[list[tuple[int, ...]]], list[SortedDistribution]]  # after draft tokens
 
 
@@ -163,15 +164,15 @@ def _counts(numbers: Iterable[int]) -> str:
 class CutRows:
     """A drafter's rows after a text and draft tokens, cut as those that drafts are drawn from."""
 
-    def __init__(self, drafter: Reader, index: VocabularyIndex, ids: tuple[int, ...], width: int = CUT) -> None:
-        self._drafter, self._index, self._ids, self._width = drafter, index, ids, width
+    def __init__(self, drafter: Reader, index: VocabularyIndex, ids: tuple[int, ...]) -> None:
+        self._drafter, self._index, self._ids = drafter, index, ids
         self._known: dict[tuple[int, ...], SortedDistribution] = {}
 
     def __call__(self, paths: Sequence[tuple[int, ...]]) -> list[SortedDistribution]:
         new = [path for path in paths if path not in self._known]
         rows = self._drafter.rows([(*self._ids, *path) for path in new]) if new else ()
         for path, row in zip(new, rows, strict=True):
-            kept = narrowed(np.arange(len(row)), row, self._width)
+            kept = narrowed(np.arange(len(row)), row, CUT)
             self._known[path] = SortedDistribution.of(*kept, self._index)
         return [self._known[path] for path in paths]
 
@@ -279,16 +280,9 @@ async def rdk_synthetic(bench: Seeds) -> str:
                 largest = f"{np.abs(drawn[:, 1] - drawn[:, 2]).max():.1e}; {drawn[:, 4].max():.1e}"
                 rows.append((f"{kept:,} {kind}", *shown, largest, f"{apart:.3f}" if taus else "", f"{theta:.1e}"))
         spreads = (f"Mᵀq′, τ = {tau:g}" for tau in taus)
-        heads = (
-            f"kept of {size:,}",
-            "masked",
-            "`tli`",
-            "Eq. 3",
-            *spreads,
-            "uniform",
-            "largest change by Eq. 3: accepted; L₁",
-        )
-        parts.append(Table((*heads, "L₁ of Eq. 3 and the last τ", "θ"), tuple(rows)).markdown())
+        heads = (f"kept of {size:,}", "masked", "`tli`", "Eq. 3", *spreads, "uniform")
+        others = ("largest change by Eq. 3: accepted; L₁", "L₁ of Eq. 3 and the last τ", "θ")
+        parts.append(Table((*heads, *others), tuple(rows)).markdown())
     return "\n".join(parts)
 
 
@@ -368,15 +362,8 @@ async def bands(bench: Seeds) -> str:
         other = "; ".join(f"{n / count:.1%}" for n in changed.values())
         micro = "; ".join(f"{1e6 * np.median(taken):.0f}" for taken in seconds.values())
         rows.append((short(name), f"{count:,}", "; ".join(shares), str(max(apart)), other, micro))
-    heads = (
-        "drafter",
-        "alignments",
-        "Δpos > 0; 1; 2; 4; 8",
-        "largest",
-        "other q with band 0; 1; 2; 4; 8",
-        "µs with 0; 1; 2; 4; 8; 16; none",
-    )
-    return Table(heads, tuple(rows)).markdown()
+    heads = ("drafter", "alignments", "Δpos > 0; 1; 2; 4; 8", "largest", "other q with band 0; 1; 2; 4; 8")
+    return Table((*heads, "µs with 0; 1; 2; 4; 8; 16; none"), tuple(rows)).markdown()
 
 
 @table("band-tokens", "tokentiming.md", "target", "drafter-a", "drafter-b", "drafter-c")
@@ -397,16 +384,14 @@ def _letters(tokenization: Any, text: str) -> list[Letters]:
     ]
 
 
-def _windows(
-    drafted: list[Letters], proxies: list[Letters], size: int = 20
-) -> Iterator[tuple[list[Letters], list[Letters]]]:
-    """Stretches of so many draft tokens, with the target tokens of the same text where both begin and end there."""
+def _windows(drafted: list[Letters], proxies: list[Letters]) -> Iterator[tuple[list[Letters], list[Letters]]]:
+    """Stretches of STRETCH draft tokens, or more, and the target tokens of the same text, which begin and end there."""
     ends, others = ([0, *np.cumsum([len(token) for token in tokens]).tolist()] for tokens in (drafted, proxies))
     both = sorted({*ends} & {*others})
     begun = 0
     for end in both[1:]:
         first, last = ends.index(begun), ends.index(end)
-        if last - first >= size:
+        if last - first >= STRETCH:
             yield drafted[first:last], proxies[others.index(begun) : others.index(end)]
             begun = end
 
