@@ -1,6 +1,5 @@
 """The bundled models as gRPC services in this process, and generations through the Python API."""
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +13,7 @@ from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.emulation.steps import Emulation
+from crossdraft.lab.harness import gathered
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.text.affinity import Affinity, Alignment, save_affinity
 from crossdraft.text.letters import Side
@@ -52,13 +52,8 @@ class Stack:
 
     async def run(self, drafter: str | None, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """The requests' generations, finished, in their order."""
-        places, pipeline = asyncio.Semaphore(CONCURRENT), await self.pipeline(drafter)
-
-        async def run(request: GenerationRequest) -> Generation:
-            async with places:
-                return await ended(pipeline.run(request))
-
-        return await asyncio.gather(*map(run, requests))
+        pipeline = await self.pipeline(drafter)
+        return await gathered(lambda request: ended(pipeline.run(request)), requests, CONCURRENT)
 
 
 @dataclass(frozen=True)
