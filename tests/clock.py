@@ -22,7 +22,6 @@ from crossdraft.session.events import (
     Open,
     Ready,
     Replied,
-    Reply,
     Request,
     Send,
     SetTimer,
@@ -31,7 +30,7 @@ from crossdraft.session.events import (
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.types.messages import Advance, Draft, FetchRow, OpenTarget, Pass, RunTo, Sample, Score
+from crossdraft.types.messages import Advance, Draft, OpenTarget, Pass, Sample
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import Counts
 from crossdraft.verification.chooser import RandomChooser
@@ -146,41 +145,17 @@ class Stage:
         return [lane for lane, known in {**self.targets, **self.drafters}.items() if known.owes]
 
 
-def run_session(session: Session, target: ToyTarget, drafter: ToyDrafter | None) -> list[Command]:
-    """Carry out a session's commands with toys until it is finished; returns what it emitted and its end."""
-    out: list[Command] = []
-    waiting = session.start(0.0)
-    while waiting:
-        command = waiting.pop(0)
-        match command:
-            case Open(lane):
-                waiting += session.handle(Ready(lane), 0.0)
-            case Send(lane, request):
-                for reply in answers(request, target, drafter):
-                    waiting += session.handle(Replied(lane, reply), 0.0)
-            case Emitted() | Finished():
-                out.append(command)
-    return out
-
-
-def answers(request: object, target: ToyTarget, drafter: ToyDrafter | None) -> list[Reply]:
-    """What the toys say to a request, all of it."""
-    match request:
-        case Pass():
-            return [target.run(request)]
-        case FetchRow():
-            return [target.fetch(request)]
-        case RunTo():  # the run has ended with its first token
-            return []
-    assert drafter is not None
-    match request:
-        case Draft():
-            return [drafter.draft(request)]
-        case Advance():
-            return [drafter.more(request)]
-        case Score():
-            return [drafter.score(request)]
-    raise AssertionError(request)
+def run_session(session: Session, target: ToyTarget, drafter: ToyDrafter | None) -> Stage:
+    """A session among services that answer at once, played to its end."""
+    stage = Stage(session, target, lambda: drafter, rows=True)
+    stage.pause = 0.0
+    stage.start()
+    while stage.finished is None:
+        if stage.opening:
+            stage.open(next(iter(stage.opening)))
+        else:
+            stage.reply(stage.owing[0])
+    return stage
 
 
 SAID = "abcdefgh"  # what the target says

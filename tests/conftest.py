@@ -55,6 +55,13 @@ settings.register_profile(
 settings.load_profile("crossdraft")
 
 
+@pytest.fixture
+def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No output begins before its drafter has opened, however slow the machine is: else it may be over by then."""
+    for controller in ("choice.Fixed", "controller.OutputController"):
+        monkeypatch.setattr(f"crossdraft.speculation.{controller}.waits_for_drafter", True)
+
+
 class Grouped(LoadScopeScheduling):
     """Where tests run in several processes, those of a file stay together, as do those of some folders.
 

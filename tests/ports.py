@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -17,22 +17,11 @@ from crossdraft.session.events import Reply, Request
 from crossdraft.session.ledger import Ledger
 from crossdraft.speculation.choice import lock_step
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.types.messages import (
-    Advance,
-    Draft,
-    Drafted,
-    FetchRow,
-    NoiseKey,
-    OpenDrafter,
-    OpenTarget,
-    Pass,
-    SamplingOptions,
-    Score,
-)
+from crossdraft.types.messages import FetchRow, NoiseKey, OpenDrafter, OpenTarget, Pass, SamplingOptions, Score
 from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLEM, Method
-from tests.tables import ToyDrafter, ToyTarget, open_drafter
+from tests.tables import DrafterLane, ToyDrafter, ToyTarget, open_drafter
 from tests.vocabularies import greedy_tokens, pair_of
 
 LETTERS = ("a", "b", "ab")
@@ -174,31 +163,21 @@ class MemoryTarget(Service):
 
 @dataclass
 class MemoryDrafter(Service):
-    """A toy behind a drafter's port: one session at a time. It prepares no continuations."""
+    """A toy behind a drafter's port: one session at a time."""
 
     toy: ToyDrafter = field(default_factory=lambda: toys()[1])
 
     def begin(self, request: OpenDrafter, listener: Listener) -> MemorySession:
         self.toy.text = Letters("")
+        self._lane = DrafterLane(self.toy, rows=True)
         return self._begin(MemorySession(self, listener))
 
     def answers(self, session: MemorySession, request: Request) -> Iterator[Reply]:
-        match request:
-            case Draft() if not self.silent:
-                self._draft, self._sent, self._drafted = request, 0, self.toy.draft(replace(request, count=0))
-                yield from self._streamed(request.count)
-            case Advance(epoch, count) if not self.silent and epoch == self._draft.epoch:
-                yield from self._streamed(count)
-            case Score():
-                yield self.toy.score(request)
-
-    def _streamed(self, count: int) -> Iterable[Drafted]:
-        while self._sent < count:
-            full = self._draft.first - self._sent if self._sent < self._draft.first else self._draft.chunk
-            size = min(full, count - self._sent)
-            draft_tokens = tuple(self.toy.propose() for _ in range(size))
-            yield replace(self._drafted, draft_tokens=draft_tokens, first=self._sent)
-            self._sent += size
+        if self.silent and not isinstance(request, Score):
+            return
+        self._lane.take(request)
+        while self._lane.owes:
+            yield self._lane.reply()
 
 
 def services_of(target: Any, drafter: Any = None) -> Services:

@@ -4,22 +4,9 @@ Each is of 120 to 1,200 characters from the start of a line on; by turns they en
 where a writer might pause.
 """
 
-import json
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
+from crossdraft.cli.prompts import texts_of
 
-@dataclass(frozen=True)
-class Prompt:
-    """The beginning of a text that a model is to go on with."""
-
-    file: str  # path relative to the standard library
-    text: str
-
-
-@cache
-def prompts() -> tuple[Prompt, ...]:
-    """All of them, in the file's order."""
-    lines = Path(__file__).with_name("prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return tuple(Prompt(**json.loads(line)) for line in lines)
+FILE = Path(__file__).with_name("prompts.jsonl")
+PROMPTS = texts_of(FILE)

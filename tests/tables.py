@@ -159,23 +159,12 @@ class ToyDrafter:
 
     def __post_init__(self) -> None:
         self.text = Letters("")
-        self._drafted = 0  # draft tokens of the running epoch
         self.told: dict[int, bytes] = {}  # hidden states by letters of the output before
 
     def distribution(self, text: Letters) -> Row:
         allowed = None if self.allowed is None else tuple(self.allowed.tolist())
         salt = f"{self.salt}{self.told or ''}"
         return _toy_row(salt, text, len(self.letters), allowed, self.temperature)
-
-    def draft(self, wanted: Draft) -> Drafted:
-        self.told |= wanted.hidden.by_place()
-        self.text = Letters(self.text[: wanted.offset] + wanted.letters)
-        self._drafted = 0
-        return self.more(Advance(wanted.epoch, wanted.count))
-
-    def more(self, wanted: Advance) -> Drafted:
-        first, self._drafted = self._drafted, wanted.count
-        return Drafted(wanted.epoch, tuple(self.propose() for _ in range(first, wanted.count)), 0.0, first=first)
 
     def score(self, wanted: Score) -> Scored:
         """By enumeration of its own distribution."""
@@ -334,6 +323,7 @@ class DrafterLane:
     def _begin(self, draft: Draft) -> None:
         assert self.draft is None or draft.epoch > self.draft.epoch
         assert draft.offset <= len(self.toy.text), "it is told of text that it does not know"
+        self.toy.told |= draft.hidden.by_place()
         self.toy.text = Letters(self.toy.text[: draft.offset] + draft.letters)
         self.begin = self.toy.text
         self.draft, self.wanted, self.sent, self.scores, self.again = draft, draft.count, 0, [], []
@@ -356,6 +346,11 @@ class DrafterLane:
         assert self.draft is not None
         full = self.draft.first - self.sent if self.sent < self.draft.first else self.draft.chunk
         return min(full, self.wanted - self.sent)
+
+    def answer(self, request: Request) -> Reply:
+        """The next reply after a request."""
+        self.take(request)
+        return self.reply()
 
     def reply(self) -> Reply:
         if self.scores:

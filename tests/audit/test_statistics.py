@@ -13,6 +13,7 @@ from crossdraft.audit.statistics import (
     Draw,
     Fit,
     chi_square,
+    fit_of,
     holm,
     likeliest_error,
     missing,
@@ -132,6 +133,13 @@ def test_cells_are_pooled_and_too_few_draws_are_no_test() -> None:
     found = chi_square("first token", "prompt 1", draws_of(40, 0, logits=LOGITS[:1]))
     assert found.count == 40
     assert 1 <= found.freedom < LISTED
+
+
+def test_what_is_too_little_for_a_cell_joins_the_smallest() -> None:
+    distribution = np.array([0.9, 0.09, *[0.0001] * 100])  # the rest: an expectation of 1
+    found = fit_of({0: 80, 1: 15, 7: 5}, distribution)
+    assert found is not None
+    assert (found.statistic, found.freedom) == pytest.approx((10**2 / 90 + 10**2 / 10, 1))
 
 
 def test_a_certain_place_tells_nothing_of_the_temperature() -> None:

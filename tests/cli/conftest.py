@@ -14,18 +14,10 @@ from typing import Any
 import pytest
 
 from crossdraft.cli.app import main
-from crossdraft.client import discovery
-from crossdraft.rpc.links import Patience
 from tests.services.conftest import drafter_folder, one_thread, target_folder, unhurried
 
 __all__ = ["drafter_folder", "one_thread", "target_folder", "unhurried"]
 COMMAND = [sys.executable, "-m", "crossdraft.cli"]
-
-
-@pytest.fixture(autouse=True)
-def others_awaited(unhurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No service is done without because the machine is slow, or stands still for seconds."""
-    monkeypatch.setattr(discovery, "OTHERS_SECONDS", Patience().describe_seconds)
 
 
 @dataclass(frozen=True)

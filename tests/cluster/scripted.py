@@ -1,8 +1,7 @@
-"""Orchestrators that say what a test tells them to, and simulated time."""
+"""Orchestrators that say what a test tells them to."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from functools import wraps
+from collections.abc import AsyncGenerator, Sequence
 from typing import NoReturn
 
 from crossdraft.client import GenerationRequest, Kind, Token
@@ -56,33 +55,3 @@ class Scripted:
                     yield (act,)
         finally:
             self.closed += 1
-
-
-class Hurried(asyncio.SelectorEventLoop):
-    """Nobody waits: its time is that of what is due next."""
-
-    now = 0.0  # seconds
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self.now = max(self.now, self._scheduled[0].when())
-        super()._run_once()
-
-
-def now() -> float:
-    """Seconds, of the event loop."""
-    return asyncio.get_running_loop().time()
-
-
-def simulated(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """The test in simulated time. What it waits for must come from timers, not from other threads or sockets."""
-
-    @wraps(test)
-    def run(*given: object, **named: object) -> None:
-        with asyncio.Runner(loop_factory=Hurried) as runner:
-            runner.run(test(*given, **named))
-
-    return run

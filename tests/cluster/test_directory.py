@@ -12,7 +12,7 @@ from crossdraft.cluster.directory import FarDirectory, announced
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
 from crossdraft.cluster.status import EXPIRY, SETTLING, Directory, Entry, Role
 from crossdraft.rpc.metrics import Exporter
-from tests.cluster.scripted import now, simulated
+from tests.rpc.clock import now, simulated
 from tests.serving.exposed import faults, samples
 from tests.serving.ports import free_port
 from tests.target.test_metrics import read

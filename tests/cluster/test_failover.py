@@ -30,7 +30,8 @@ from crossdraft.serving.backend import (
 )
 from crossdraft.types.output import PromptToken
 from crossdraft.types.request import PromptTooLongError
-from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, nothing, now, simulated, tokens
+from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, nothing, tokens
+from tests.rpc.clock import now, simulated
 from tests.serving.fakes import figures
 
 ENDED = OutputEnded(Reason.LENGTH, figures(3))

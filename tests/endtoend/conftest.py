@@ -5,18 +5,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from crossdraft.speculation.choice import Fixed
 from tests.endtoend.reference import Reference
 from tests.endtoend.stack import TARGET, Stack, serving
 from tests.rpc.unhurried import unhurried_module
 
 __all__ = ["unhurried_module"]
-
-
-@pytest.fixture
-def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No output begins before its drafter has opened, however slow the machine is: else it may be over by then."""
-    monkeypatch.setattr(Fixed, "waits_for_drafter", True)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """transformers' own `generate` on the target: what greedy and keyed output must be, token for token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from crossdraft.client import Generation
 from crossdraft.engine.names import BUNDLED
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import NoiseKey, SamplingOptions
@@ -138,6 +140,10 @@ class Reference:
         words = self.tokenizer.convert_ids_to_tokens([expected[place], actual[place]])
         assert behind <= TIE, f"token {place} after {case.prompt!r}: {words}, the second one {behind:.2g} nats behind"
         return False
+
+    def same(self, cases: Sequence[Case], outputs: Sequence[Generation]) -> list[bool]:
+        """`check` of each."""
+        return [self.check(case, output.ids) for case, output in zip(cases, outputs, strict=True)]
 
     def _continuation(self, case: Case) -> list[int]:
         prompt = self.encode(case.prompt)

@@ -1,6 +1,5 @@
 """The bundled models as gRPC services in this process, and generations through the Python API."""
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,12 +13,13 @@ from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.emulation.steps import Emulation
+from crossdraft.lab.harness import gathered
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.text.affinity import Affinity, Alignment, save_affinity
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
 from tests.client.together import ended
-from tests.prompts import prompts
+from tests.prompts import PROMPTS
 from tests.rpc.linked import AT_ONCE
 
 TARGET = "target"
@@ -27,6 +27,8 @@ EAGLE = "drafter-eagle"  # reads the target's hidden states
 DRAFTERS = ("drafter-a", "drafter-b", "drafter-c")
 NGRAM = "ngram"
 CONCURRENT = 16  # generations at once, which the engines batch
+ROUNDS = {"overlap": "off"}
+AHEAD = {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branches": 3, "branch_width": 2, "paths": 4}
 NEIGHBOURS = 8  # entries of an affinity matrix's row
 BUDGET = 256  # MiB for keys and values of one model: at least CONCURRENT sessions
 
@@ -50,13 +52,8 @@ class Stack:
 
     async def run(self, drafter: str | None, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """The requests' generations, finished, in their order."""
-        places, pipeline = asyncio.Semaphore(CONCURRENT), await self.pipeline(drafter)
-
-        async def run(request: GenerationRequest) -> Generation:
-            async with places:
-                return await ended(pipeline.run(request))
-
-        return await asyncio.gather(*map(run, requests))
+        pipeline = await self.pipeline(drafter)
+        return await gathered(lambda request: ended(pipeline.run(request)), requests, CONCURRENT)
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,8 @@ def affinities(drafter: str, folder: Path) -> Path:
     )
     pair = Pair(ours.tokenization.vocabulary, theirs.tokenization.vocabulary)
     seen = Alignment(pair, ours.tokenization, theirs.tokenization)
-    for prompt in prompts():
-        seen.add(prompt.text)
+    for prompt in PROMPTS:
+        seen.add(prompt)
     path = folder / f"{drafter}.npz"
     save_affinity(Affinity.of(pair, seen.matrix(NEIGHBOURS), ours.tokenizer_json, theirs.tokenizer_json), path)
     return path

@@ -13,13 +13,12 @@ from crossdraft.types.rows import Probabilities
 from crossdraft.verification.methods import method_named
 from tests.conftest import FULL
 from tests.endtoend.reference import Reference
-from tests.endtoend.stack import EAGLE, TARGET, statistics
+from tests.endtoend.stack import EAGLE, ROUNDS, TARGET, statistics
 
 PROMPT = "for i in range("
 TOKENS = 2  # of a continuation
 FIRST_TOKENS = 5  # the most frequent ones, after which the second token is tested
 LEAST_P = 1e-4  # a smaller p is not taken for chance
-ROUNDS = {"overlap": "off"}
 TREES = {"overlap": "off", "tree_nodes": 16}
 AHEAD = {"overlap": "on", "max_draft_tokens": 4, "min_draft_tokens": 1, "branches": 2, "branch_width": 2, "paths": 4}
 OWN = {"drafter_temperature": 0.7}  # of the target's own model: at the target's, nothing would be refused

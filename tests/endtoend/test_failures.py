@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,8 +37,8 @@ from crossdraft.serving.models import serving
 from crossdraft.target.service import ServeTarget, TargetServer, target_server
 from tests.client.together import ended
 from tests.endtoend.stack import AT_ONCE, TARGET, Copying, model
-from tests.killable import Killable
-from tests.prompts import prompts
+from tests.prompts import PROMPTS
+from tests.started import Killable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOKENS = 60
@@ -52,7 +51,7 @@ TEXTS = Grammar.json({"type": "array", "items": {"type": "string"}, "minItems": 
 
 
 def request(overlap: Overlap, grammar: Grammar | None = None) -> GenerationRequest:
-    text, options = prompts()[3].text, SamplingOptions(grammar=grammar)
+    text, options = PROMPTS[3], SamplingOptions(grammar=grammar)
     return GenerationRequest(
         text, method="seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap, options=options
     )
@@ -76,22 +75,18 @@ async def undisturbed(pipeline: Pipeline, grammar: Grammar | None = None) -> str
     return (await ended(pipeline.run(request(Overlap.OFF, grammar)))).text
 
 
-async def disturbed(
-    generation: Generation, victim: Running, killed: asyncio.Event | None = None, drafted: bool = True
-) -> Statistics:
-    """Its figures; a service is killed when some tokens are there, of draft tokens unless `drafted`; the event is
-    set.
-    """
-    count, killed = 0, killed or asyncio.Event()
+async def disturbed(generation: Generation, victim: Running, drafted: bool = True) -> Statistics:
+    """Its figures; a service is killed when some tokens are there, of draft tokens unless `drafted`."""
+    count, killed = 0, False
     async with asyncio.timeout(SECONDS), generation:
         async for token in generation:
             count += 1
             drafted = drafted or token.kind is not Kind.BONUS
-            if count >= BEFORE and drafted and not killed.is_set():
+            if count >= BEFORE and drafted and not killed:
                 with suppress(ProcessLookupError):
                     os.kill(victim.process_id, signal.SIGKILL)
-                killed.set()
-    assert (killed.is_set(), count, generation.reason) == (True, TOKENS, Reason.LENGTH)
+                killed = True
+    assert (killed, count, generation.reason) == (True, TOKENS, Reason.LENGTH)
     assert generation.statistics is not None
     return generation.statistics
 
@@ -222,30 +217,3 @@ async def test_models_end_if_they_cannot_serve_together(fault: str, port: int | 
             async with serving(ServeTarget(model("drafter-a"), listening), drafter):
                 pytest.fail("they serve")
     assert models() == before
-
-
-@pytest.mark.full
-async def test_a_target_that_is_killed_and_started_again_goes_on(victim: Killable) -> None:
-    async with connect(victim.address) as pipeline:
-        wanted = await undisturbed(pipeline)
-        # In this process, and loaded before: a slow machine may take longer for that than a session waits for a target.
-        listening = replace(AT_ONCE, port=int(victim.address.rpartition(":")[2]))
-        again = await target_server(ServeTarget(model(TARGET), listening))
-        generation = pipeline.run(request(Overlap.OFF))
-        killed = asyncio.Event()
-        task = asyncio.create_task(disturbed(generation, victim.running, killed))
-        async with asyncio.timeout(SECONDS):  # the task may have failed before
-            await killed.wait()
-            await gone(victim.running)
-        async with again:
-            figures = await task
-        assert generation.text == wanted
-        assert figures.targets_lost >= 1
-
-
-async def gone(victim: Running) -> None:
-    """Returns once nothing is left of a process, not even its port."""
-    with suppress(ProcessLookupError):
-        while True:
-            os.kill(victim.process_id, 0)
-            await asyncio.sleep(0.01)

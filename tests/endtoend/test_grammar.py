@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from jsonschema import validate
 
+from crossdraft.audit.statistics import fit_of
 from crossdraft.client import Generation, GenerationRequest, Grammar, Reason
 from crossdraft.rpc.errors import BadRequest
 from crossdraft.text.grammar import GrammarError, of_letters
@@ -19,8 +20,8 @@ from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.request import RequestError
 from tests.conftest import FULL
 from tests.endtoend.reference import Case, Noise, Reference
-from tests.endtoend.stack import NGRAM, Stack, statistics
-from tests.prompts import prompts
+from tests.endtoend.stack import AHEAD, NGRAM, ROUNDS, Stack, statistics
+from tests.prompts import PROMPTS
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -34,10 +35,8 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 DENSE = Grammar.json(SCHEMA, whitespace_flexible=False)
-TEXTS = tuple(prompt.text for prompt in prompts()[::10][:3])
+TEXTS = PROMPTS[::10][:3]
 TOKENS, SEED = 48, 11
-ROUNDS = {"overlap": "off"}
-AHEAD = {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branches": 3, "branch_width": 2, "paths": 4}
 TREES = {"overlap": "off", "tree_nodes": 12}
 SERVED = ("drafter-a", "drafter-b", "drafter-c", NGRAM)
 CASES: list[tuple[str | None, dict[str, Any]]] = [
@@ -68,11 +67,8 @@ async def test_it_is_what_the_target_writes_by_itself(stack, reference, drafter,
     seeded = {"method": "seeded", "seed": SEED} if temperature else {"method": "slem"}
     noise = Noise((await stack.pipeline(None)).models.tokenization.vocabulary, NoiseKey(SEED)) if temperature else None
     found = await stack.run(drafter, requests(options, **seeded, **settings))
-    same = [
-        reference.check(Case(text, TOKENS, options, noise=noise), one.ids)
-        for text, one in zip(TEXTS, found, strict=True)
-    ]
-    assert same.count(False) <= 1
+    cases = [Case(text, TOKENS, options, noise=noise) for text in TEXTS]
+    assert reference.same(cases, found).count(False) <= 1
     assert checked(found)
     if drafter is None:  # what must follow is drawn together
         assert all(0 < statistics(one).passes < len(one.ids) for one in found)
@@ -195,11 +191,9 @@ async def test_the_law_is_that_of_the_model_masked_and_normalized(stack, law, me
     for last in (False, True):
         found = Counter(one.text for one in await stack.run("drafter-b", count * [request]))
         assert found.keys() <= set(WORDS)
-        cells = [(found[word], count * law[word]) for word in WORDS]
-        large = [cell for cell in cells if cell[1] >= 5]
-        rest = np.sum([cell for cell in cells if cell[1] < 5] or [(0, 0)], axis=0)
-        squares = sum((seen - due) ** 2 / due for seen, due in [*large, *([rest] if rest[1] > 0.5 else [])])
-        if squares < 25 + (rest[1] <= 0.5) * 0:  # with at most four degrees of freedom p is above 5e-5
+        fit = fit_of({place: found[word] for place, word in enumerate(WORDS)}, np.array([law[one] for one in WORDS]))
+        assert fit is not None
+        if fit.p > 5e-5:
             return
         assert not last, (found, law)
 

@@ -14,11 +14,11 @@ from crossdraft.engine.names import BUNDLED
 from crossdraft.session.target_side import TargetSide
 from crossdraft.types.messages import HiddenStates, SamplingOptions
 from crossdraft.verification.methods import METHODS
+from tests import prompts
 from tests.client.together import ended
 from tests.conftest import FULL
 from tests.endtoend.reference import GREEDY, Case, Reference, tokenizer_of
 from tests.endtoend.stack import DRAFTERS, EAGLE, NGRAM, TARGET, Stack, statistics
-from tests.prompts import prompts
 
 PROMPTS = 30 if FULL else 3
 NEW_TOKENS = 40 if FULL else 16
@@ -84,14 +84,13 @@ async def compared(
         for case in cases
     ]
     generations = await stack.run(drafter, requests)
-    same = [reference.check(case, generation.ids) for case, generation in zip(cases, generations, strict=True)]
-    assert same.count(False) <= MOST_TIES
+    assert reference.same(cases, generations).count(False) <= MOST_TIES
     assert any(statistics(generation).draft_tokens for generation in generations)
     return generations
 
 
 def plain_cases() -> list[Case]:
-    return [Case(prompt.text, NEW_TOKENS) for prompt in prompts()[:PROMPTS]]
+    return [Case(text, NEW_TOKENS) for text in prompts.PROMPTS[:PROMPTS]]
 
 
 @pytest.mark.parametrize(("method", "drafter"), first(len(IN_ROUNDS), [*IN_ROUNDS, *OTHERS]))
@@ -218,6 +217,6 @@ def bans(ids: Sequence[int], reference: Reference) -> SamplingOptions:
 
 def first_tokens(tokenizer: PreTrainedTokenizerBase, count: int) -> str:
     """The beginning of all prompts' text that makes this many tokens."""
-    text = "".join(prompt.text for prompt in prompts())
+    text = "".join(prompts.PROMPTS)
     ends: list[tuple[int, int]] = tokenizer(text, return_offsets_mapping=True).offset_mapping
     return text[: ends[count - 1][1]]

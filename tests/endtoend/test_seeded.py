@@ -8,14 +8,14 @@ import pytest_asyncio
 
 from crossdraft.client import Generation, GenerationRequest
 from crossdraft.types.messages import NoiseKey, SamplingOptions
+from tests import prompts
 from tests.conftest import FULL
 from tests.endtoend.reference import Case, Noise, Reference
-from tests.endtoend.stack import DRAFTERS, NGRAM, Stack, statistics
-from tests.prompts import prompts
+from tests.endtoend.stack import AHEAD, DRAFTERS, NGRAM, ROUNDS, Stack, statistics
 
 PROMPTS, NEW_TOKENS = 5, 16
 SEED = 7
-TEXTS = tuple(prompt.text for prompt in prompts()[:: len(prompts()) // PROMPTS][:PROMPTS])
+TEXTS = prompts.PROMPTS[:: len(prompts.PROMPTS) // PROMPTS][:PROMPTS]
 SERVED = (*(DRAFTERS if FULL else DRAFTERS[:2]), NGRAM)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,8 +37,7 @@ def requests(seed: int, **settings: Any) -> list[GenerationRequest]:
 
 def check(reference: Reference, noise: Noise, generations: Sequence[Generation]) -> list[bool]:
     """Compares with greedy decoding of the same noise; where there was no tie, an output is exactly that."""
-    cases = [Case(text, NEW_TOKENS, noise=noise) for text in TEXTS]
-    return [reference.check(case, generation.ids) for case, generation in zip(cases, generations, strict=True)]
+    return reference.same([Case(text, NEW_TOKENS, noise=noise) for text in TEXTS], generations)
 
 
 async def test_the_target_alone_draws_with_the_seeds_noise(plain: list[Generation], reference: Reference, noise: Noise):
@@ -57,25 +56,24 @@ async def test_penalties_and_bans_are_those_of_the_distribution_that_is_drawn_fr
         min_tokens=8,
     )
     cases = [Case(text, NEW_TOKENS, options, often[:1], noise) for text in TEXTS]
-    for drafter, settings in ((None, {}), (DRAFTERS[1], AHEAD), (DRAFTERS[0], {"overlap": "off", "paths": 1})):
-        asked = requests(SEED, options=options, stop_token_ids=often[:1], **settings)
-        found = await stack.run(drafter, asked)
-        same = [reference.check(case, one.ids) for case, one in zip(cases, found, strict=True)]
-        assert same.count(False) <= 1
+    for drafter, settings in ((None, {}), (DRAFTERS[1], AHEAD), (DRAFTERS[0], ROUNDS | {"paths": 1})):
+        found = await stack.run(drafter, requests(SEED, options=options, stop_token_ids=often[:1], **settings))
+        assert reference.same(cases, found).count(False) <= 1
 
 
-OFF, ONE = {"overlap": "off"}, {"overlap": "on", "num_speculative_tokens": 1}
-ROUNDS = [OFF | {"num_speculative_tokens": k} for k in (3, 1, 8)]
-AHEAD = {"overlap": "on", "max_draft_tokens": 8, "min_draft_tokens": 2, "branches": 3, "branch_width": 2, "paths": 4}
+SETTINGS = (
+    *(ROUNDS | {"num_speculative_tokens": k} for k in (3, 1, 8)),
+    {"overlap": "on", "num_speculative_tokens": 1},
+)
 
 
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(
     ("drafter", "settings"),
-    [("drafter-a", OFF), ("drafter-b", AHEAD), (NGRAM, OFF)]
-    + [pytest.param(one, OFF, marks=pytest.mark.full) for one in ("drafter-b", "drafter-c")]
+    [("drafter-a", ROUNDS), ("drafter-b", AHEAD), (NGRAM, ROUNDS)]
+    + [pytest.param(one, ROUNDS, marks=pytest.mark.full) for one in ("drafter-b", "drafter-c")]
     + [pytest.param(one, AHEAD, marks=pytest.mark.full) for one in ("drafter-a", "drafter-c", NGRAM)]
-    + [pytest.param("drafter-b", one, marks=pytest.mark.full) for one in (*ROUNDS, ONE)],
+    + [pytest.param("drafter-b", one, marks=pytest.mark.full) for one in SETTINGS],
 )
 async def test_no_drafter_changes_the_text(stack, plain, reference, noise, drafter, settings):
     generations = await stack.run(drafter, requests(SEED, **settings))

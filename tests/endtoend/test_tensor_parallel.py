@@ -14,8 +14,8 @@ from crossdraft.client import Generation, GenerationRequest, Pipeline, Reason, c
 from crossdraft.rpc.links import Patience
 from tests.conftest import FULL
 from tests.endtoend.stack import TARGET
-from tests.killable import Killable
-from tests.prompts import prompts
+from tests.prompts import PROMPTS
+from tests.started import Killable
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 KILLS = 20 if FULL else 2
@@ -26,10 +26,9 @@ SECONDS = 300.0
 
 
 def generations(pipeline: Pipeline) -> list[Generation]:
-    asked = [(text.text, seed) for seed, text in enumerate(prompts()[:STREAMS])]
     return [
         pipeline.run(GenerationRequest(text, method="seeded", max_tokens=TOKENS, seed=seed, ignore_eos=True))
-        for text, seed in asked
+        for seed, text in enumerate(PROMPTS[:STREAMS])
     ]
 
 

@@ -7,25 +7,22 @@ change.
 
 import asyncio
 import json
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from crossdraft.client import GenerationRequest, SamplingOptions, connect
+from crossdraft.client import GenerationRequest, SamplingOptions
 from crossdraft.session.assignment import Secrets
 from crossdraft.session.models import with_defaults
 from tests.client.together import ended
+from tests.endtoend.stack import serving
 from tests.golden import interface, sessions
 from tests.golden.messages import VALUES
 from tests.trace.recordings import Keeper
 
 MESSAGES = Path(__file__).parent / "messages.json"
 VERDICTS = Path(__file__).parent / "verdicts.json"
-COMMAND = [sys.executable, "-m", "crossdraft.cli"]
 PROMPT = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n"
 METHODS: dict[str, dict[str, Any]] = {
     "coupled": {"method": "coupled", "options": SamplingOptions(0.9, 100)},
@@ -51,35 +48,19 @@ def record_messages() -> None:
     write_json({name: codec.to_bytes(value).hex() for name, (codec, value) in VALUES.items()}, MESSAGES)
 
 
-@contextmanager
-def serving(role: str, model: str) -> Iterator[str]:
-    """The address of a service with a bundled model."""
-    command = [*COMMAND, "serve", role, "--model", model, "--threads", "1", "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield json.loads(process.stdout.readline())["address"]
-        finally:
-            process.terminate()
-
-
 async def record_sessions() -> None:
     """A short generation of the bundled models for each case."""
     secrets, told = Secrets.drawn(), {}
-    with (
-        serving("target", "bundled:target") as target,
-        serving("drafter", "bundled:drafter-a") as drafter,
-        patch.object(Secrets, "drawn", lambda: secrets),
-    ):
-        async with connect(target, drafter, needs_drafter=True) as pipeline:
-            models = pipeline.models
-            assert models.drafter is not None
-            for name, settings in CASES.items():
-                request = GenerationRequest.of(PROMPT, max_tokens=20, ignore_eos=True, **settings)
-                request, keeper = with_defaults(request, models.target.defaults), Keeper()
+    async with serving(["drafter-a"], ()) as stack:
+        pipeline = await stack.pipeline("drafter-a")
+        models = pipeline.models
+        for name, settings in CASES.items():
+            request = GenerationRequest.of(PROMPT, max_tokens=20, ignore_eos=True, **settings)
+            request, keeper = with_defaults(request, models.target.defaults), Keeper()
+            with patch.object(Secrets, "drawn", lambda: secrets):
                 await ended(pipeline.run(request, keeper))
-                header = sessions.Header(request, models.target, models.drafter, secrets)
-                sessions.write(header, keeper.steps, name)
-                told[name] = sessions.verdicts(sessions.read(name))
+            sessions.write(sessions.Header(request, models.target, models.drafter, secrets), keeper.steps, name)
+            told[name] = sessions.verdicts(sessions.read(name))
     write_json(told, VERDICTS)
 
 

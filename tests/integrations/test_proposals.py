@@ -1,11 +1,10 @@
 """Drafts for requests of an engine that calls as vLLM does: from a real service, as streams, and told apart by ids."""
 
-import asyncio
 import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -20,13 +19,14 @@ from crossdraft.integrations.vllm.proposals import HEAD, TAIL, Prefixes, Proposa
 from crossdraft.integrations.vllm.services import DrafterSession, RequestState, TokenIds
 from crossdraft.integrations.vllm.streams import MAX_BEHIND, DrafterFaultError, DraftStream, Guess, Outcome, Pull
 from crossdraft.rpc.errors import Full, Unreachable
-from crossdraft.rpc.server import Listening
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.speculation.choice import DraftSeen
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.tokenizer_file import load_tokenizer_json
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted
 from crossdraft.types.rows import DraftToken, Whose
+from tests.started import in_a_thread
 from tests.vocabularies import greedy_tokens, pair_of
 
 MOST = 4
@@ -36,26 +36,18 @@ TEXT = "def first(value):\n    return value\n\n\n" * 40
 PROMPT = 60  # tokens
 
 
-class Service:
+class Service(ExitStack):
     """An n-gram drafter in a thread of its own, which can be stopped."""
 
+    stop = ExitStack.close
+
     def __init__(self, port: int = 0) -> None:
-        self.address = ""
-        self._port = port
-        self._ready, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        assert self._ready.wait(SECONDS)
+        super().__init__()
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        async def server() -> Server:
+            return ngram_server(ServeNgram(listening=Listening(port=port, grace_seconds=0)))
 
-    async def _serve(self) -> None:
-        async with ngram_server(ServeNgram(listening=Listening(port=self._port, grace_seconds=0))) as server:
-            self.address = server.address
-            self._ready.set()
-            await asyncio.to_thread(self._stop.wait)
+        (self.address,) = self.enter_context(in_a_thread(server))
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 """The benchmarks in this process, with tiny models and services that already run."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -16,25 +13,22 @@ from crossdraft.cli.processes import Running, Wanted
 from crossdraft.client import Statistics
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.lab import controller, workload
-from crossdraft.lab.workload import Distant, Served
-from crossdraft.rpc.server import Listening, Serving
+from crossdraft.lab import acceptance, controller
+from crossdraft.lab.services import Distant, Served
 from crossdraft.target.service import ServeTarget, target_server
-from crossdraft.types.statistics import Counts, Times, statistics_of
-from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, others_awaited, target_folder, unhurried  # noqa: F401 - fixtures
+from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, target_folder, unhurried  # noqa: F401 - fixtures
+from tests.golden.messages import NONE
+from tests.rpc.linked import AT_ONCE
 from tests.rpc.unhurried import unhurry
+from tests.started import in_a_thread
 
-PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 PROCESS = 1234  # "of" the services that are there: nothing is sent to it
-NOTHING = statistics_of("slem", 0, 0, Counts(), Times(0.0, 0.0, 0.0, 0.0, 0, 0))
-AT_ONCE = Listening(grace_seconds=0)
-Pair = dict[str, str]  # addresses by role
 Measure = Callable[..., list[dict[str, Any]]]
 
 
 def figures(**counted: float) -> Statistics:
     """Of a generation with these, and nothing else."""
-    return replace(NOTHING, **counted)  # type: ignore[arg-type]
+    return replace(NONE, **counted)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -60,41 +54,22 @@ def measure(cli: Cli, tmp_path: Path) -> Measure:  # noqa: F811
     return run
 
 
-@contextmanager
-def in_a_thread(target: Callable[[], Awaitable[Serving]], drafter: Callable[[], Awaitable[Serving]]) -> Iterator[Pair]:
-    """Addresses of a target and a drafter that run in a thread of this process for the time of the block."""
-    ready: SimpleQueue[Pair] = SimpleQueue()
-    over = Event()
-
-    async def serve() -> None:
-        async with await target() as first, await drafter() as second:
-            ready.put({"target": first.address, "drafter": second.address})
-            await asyncio.to_thread(over.wait)
-
-    thread = Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    yield ready.get(timeout=300)
-    over.set()
-    thread.join()
-
-
 @pytest.fixture(scope="session")
-def addresses(target_folder: Path, drafter_folder: Path) -> Iterator[Pair]:  # noqa: F811
-    """Of a target and a drafter with different vocabularies."""
+def addresses(target_folder: Path, drafter_folder: Path) -> Iterator[dict[str, str]]:  # noqa: F811
+    """By role, of a target and a drafter with different vocabularies."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         unhurry(patch)
-        found = stack.enter_context(
-            in_a_thread(
-                lambda: target_server(ServeTarget(ModelOptions(str(target_folder)), AT_ONCE)),
-                lambda: drafter_server(ServeDrafter(ModelOptions(str(drafter_folder)), AT_ONCE)),
-            )
+        services = in_a_thread(
+            lambda: target_server(ServeTarget(ModelOptions(str(target_folder)), AT_ONCE)),
+            lambda: drafter_server(ServeDrafter(ModelOptions(str(drafter_folder)), AT_ONCE)),
         )
+        target, drafter = stack.enter_context(services)
         patch.undo()
-        yield found
+        yield {"target": target, "drafter": drafter}
 
 
 @pytest.fixture
-def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | Served]:
+def started(addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[Wanted | Served]:
     """What was to be started, in order."""
     asked: list[Wanted | Served] = []
 
@@ -108,6 +83,6 @@ def started(addresses: Pair, monkeypatch: pytest.MonkeyPatch) -> list[Wanted | S
         asked.append(served)
         yield Distant(addresses[role], None)
 
-    monkeypatch.setattr(workload, "running", running)
+    monkeypatch.setattr(acceptance, "running", running)
     monkeypatch.setattr(controller, "service", service)
     return asked

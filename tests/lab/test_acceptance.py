@@ -8,9 +8,8 @@ import pytest
 
 from crossdraft.cli.measuring import SEED, Setting
 from crossdraft.cli.processes import Wanted
-from crossdraft.lab.acceptance import cell_of
+from crossdraft.lab.acceptance import cell_of, settings_of
 from crossdraft.lab.commands import AcceptancePlan
-from crossdraft.lab.workload import settings_of
 from tests.cli.conftest import Cli
 from tests.lab.conftest import Measure, figures
 

@@ -1,17 +1,32 @@
-"""`crossdraft bench controller`: which cells it runs, how they are summed up, and a short run."""
+"""`crossdraft bench controller`: which cells it runs, how they are compared and summed up, and a short run."""
 
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from crossdraft.config.request import AUTO
 from crossdraft.lab import controller
 from crossdraft.lab.commands import ControllerPlan
-from crossdraft.lab.controller import ALL, ControllerBenchmark, ControllerConditions, Curve, compared, covering, summary
-from crossdraft.lab.harness import Timed
-from crossdraft.lab.workload import WITHOUT_DRAFTER, Served
+from crossdraft.lab.controller import (
+    CHOICES,
+    WITHOUT_DRAFTER,
+    ControllerBenchmark,
+    ControllerConditions,
+    Curve,
+    Ratio,
+    Timed,
+    compared,
+    covering,
+    speed_of,
+    speed_ratio,
+    summary,
+)
+from crossdraft.lab.services import Served
 from tests.cli.conftest import Cli
 from tests.lab.conftest import Measure, figures
 
@@ -58,8 +73,12 @@ async def test_a_curve_is_measured(drafter_folder: Path, monkeypatch: pytest.Mon
     assert curve.acceptances[0] > 0.5 > curve.acceptances[1]
 
 
+def timed(tokens: int, seconds: float, **counted: float) -> Timed:
+    return Timed(figures(tokens=tokens, **counted), seconds)
+
+
 def samples(*speeds: float) -> list[Timed]:
-    return [Timed(100, 100 / speed, figures(tokens=100, passes=50)) for speed in speeds]
+    return [timed(100, 100 / speed, passes=50) for speed in speeds]
 
 
 def test_auto_is_compared_with_the_fastest_other_choice() -> None:
@@ -67,20 +86,53 @@ def test_auto_is_compared_with_the_fastest_other_choice() -> None:
         samples(5),
         {WITHOUT_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)},
     )
-    found = compared(GIVEN, given, first)
+    found = compared(GIVEN, first, given)
     assert found.best == "overlapped, 8"
     assert (found.at_first, found.speeds[AUTO]) == pytest.approx((5, 18))
     assert [ratio.value for ratio in (found.to_best, found.to_none) if ratio] == pytest.approx([0.9, 1.8])
     assert found.tokens_per_pass == 2
-    slow = compared(GIVEN, {WITHOUT_DRAFTER: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)})
+    slow = compared(GIVEN, first, {WITHOUT_DRAFTER: samples(10), AUTO: samples(9), "overlapped, 8": samples(8)})
     assert slow.best == WITHOUT_DRAFTER
-    none = compared(GIVEN, {WITHOUT_DRAFTER: [Timed(0, 1.0)], AUTO: [Timed(5, 1.0)]})
-    assert (none.to_best, none.to_none, none.accepted, none.tokens_per_pass) == (None, None, None, None)
+    none = compared(GIVEN, first, {WITHOUT_DRAFTER: [timed(0, 1.0)], AUTO: [timed(5, 1.0)]})
+    assert (none.to_best, none.to_none, none.accepted) == (None, None, None)
+    lost = [timed(5, 1.0, judged_at=(4, 3), accepted_at=(3, 2), drafters_lost=1)]  # type: ignore[arg-type]
+    counted = compared(GIVEN, first, {WITHOUT_DRAFTER: samples(10), AUTO: lost})
+    assert (counted.accepted, counted.lost) == (5 / 7, 1)
+
+
+def test_a_ratio_is_of_all_tokens_over_all_time() -> None:
+    ours = [timed(100, 1.0), timed(10, 1.0)]
+    others = [timed(50, 1.0), timed(10, 2.0)]
+    assert speed_of(ours) == 55
+    assert speed_ratio(ours, others).value == pytest.approx(55 / 20)
+
+
+def test_pairs_that_agree_leave_no_doubt_however_they_differ_from_each_other() -> None:
+    others = [timed(100, 1.0), timed(10, 1.0), timed(300, 7.0)]
+    twice = [replace(run, seconds=run.seconds / 2) for run in others]
+    assert speed_ratio(twice, others) == Ratio(pytest.approx(2), pytest.approx(2), pytest.approx(2))
+
+
+def test_an_interval_is_that_of_prompts_drawn_again() -> None:
+    random = np.random.default_rng(1)
+    ours = [timed(int(tokens), 1.0) for tokens in random.integers(50, 150, 40)]
+    found = speed_ratio(ours, [timed(100, 1.0)] * 40)
+    wanted = stats.bootstrap([[one.figures.tokens / 100 for one in ours]], np.mean, method="percentile", rng=2)
+    assert (found.low, found.high) == pytest.approx(tuple(wanted.confidence_interval), abs=0.02)
+    assert found.low < found.value < found.high
+    (alone, *_) = ours
+    assert speed_ratio([alone], [alone]) == Ratio(1.0, 1.0, 1.0)
+
+
+def test_only_pairs_are_compared() -> None:
+    for ours, others in (([], []), ([timed(1, 1.0)], [])):
+        with pytest.raises(ValueError, match=r"in pairs|zip"):
+            speed_ratio(ours, others)
 
 
 def test_the_summary_counts_cells() -> None:
     cells = [
-        compared(GIVEN, {WITHOUT_DRAFTER: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
+        compared(GIVEN, *samples(5), {WITHOUT_DRAFTER: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
         for auto in (20, 19, 9, 17)
     ]
     assert summary(cells) == (
@@ -90,7 +142,7 @@ def test_the_summary_counts_cells() -> None:
 
 
 def check_cell(cell: dict[str, Any]) -> None:
-    assert set(cell["speeds"]) == set(ALL)
+    assert set(cell["speeds"]) == set(CHOICES)
     assert min(cell["at_first"], *cell["speeds"].values()) > 0
     assert 0 <= cell["accepted"] <= 1
     assert cell["tokens_per_pass"] >= 1

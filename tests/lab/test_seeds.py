@@ -1,6 +1,7 @@
 """The tables of the pages about the papers: their stamps, the limit, and what they are counted from."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -18,18 +19,19 @@ from crossdraft.drafter.drafting import Tip
 from crossdraft.drafter.scoring import SortedDistribution, VocabularyIndex
 from crossdraft.drafter.tree_drafting import Node
 from crossdraft.engine.distributions import narrowed
-from crossdraft.lab import seeds, stamps
+from crossdraft.lab import seed_tables, stamps
 from crossdraft.lab.acceptance import cell_of, per_pass, without_repeats
 from crossdraft.lab.commands import SeedsPlan
 from crossdraft.lab.limit import Text, first_token, tokens_per_pass
-from crossdraft.lab.seeds import TABLES, ByLayer, Seeds, SeedTable, forwards_of
+from crossdraft.lab.seed_tables import ByLayer, forwards_of
+from crossdraft.lab.seeds import TABLES, Seeds, SeedTable
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.report import Pieces
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
-from tests.tables import pseudo_distribution
-from tests.verification.enumerating import distribution_of
+from tests.tables import ToyDrafter, autoregressive_distribution, pseudo_distribution
+from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import NAMED, Setup, Toy
 from tests.vocabularies import toy_vocabulary
 
@@ -44,19 +46,19 @@ def test_every_table_has_its_place_and_every_place_its_table() -> None:
 def test_a_table_whose_weights_have_changed_is_named(tmp_path: Path) -> None:
     page = tmp_path / "some.md"
     page.write_text("A\n<!-- bench seeds one: none -->\n\nold\n\n<!-- end -->\nB\n")
-    stamp = stamps.stamp_of("2026-01-01", ["drafter-b"], ["qwen-2 b2b1b8df"])
-    page.write_text(stamps.replaced(page.read_text(), "one", stamp, "| new |"))
+    stamps.write(page, "one", "2026-01-01", ["drafter-b"], "| new |")
     assert "old" not in page.read_text()
-    assert list(stamps.outdated(tmp_path)) == []
     now = stamps.digest_of("drafter-b")
+    page.write_text(page.read_text().replace(now, f"{now}, qwen-2 b2b1b8df"))
+    assert list(stamps.outdated(tmp_path)) == []
     page.write_text(page.read_text().replace(now, "01234567"))
     (fault,) = stamps.outdated(tmp_path)
     assert "one was measured with drafter-b 01234567" in fault
     page.write_text(page.read_text().replace("qwen-2 b2b1b8df", "mistral-3 834028c5").replace("01234567", now))
     (fault,) = stamps.outdated(tmp_path)
     assert "mistral-3 834028c5, which is dc372bb0 now" in fault
-    with pytest.raises(ValueError, match="no page has"):
-        stamps.replaced(page.read_text(), "two", stamp, "")
+    with pytest.raises(ValueError, match="no place for the table two"):
+        stamps.write(page, "two", "2026-01-01", [], "")
 
 
 # The limit: no exact method exceeds it, and where one is known to reach it, it does.
@@ -80,33 +82,18 @@ def _within(tokens: tuple[str, ...], text: str) -> int:
 
 def laws(toy: Toy, k: int) -> tuple[dict[tuple[str, ...], float], dict[str, float]]:
     """Outputs of k + 1 tokens by their letters, and the texts of drafts of k tokens."""
-    setup = Setup(toy, UNION, k, k + 1, ignore_end=True)
-    target, drafter = setup.target(None), laws_of_drafts(toy, k)
-    outputs: dict[tuple[str, ...], float] = {}
-    paths: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for _ in range(k + 1):
-        paths = [
-            ((*path, token), mass * float(chance))
-            for path, mass in paths
-            for token, chance in enumerate(target.distribution(path))
-        ]
-    for path, mass in paths:
-        letters = tuple(toy.target[token] for token in path)
-        outputs[letters] = outputs.get(letters, 0.0) + mass
-    return outputs, drafter
+    outputs: Counter[tuple[str, ...]] = Counter()
+    target = Setup(toy, UNION, k, k + 1, ignore_end=True).target(None)
+    for path, mass in autoregressive_distribution(target, frozenset(), k + 1).items():
+        outputs[tuple(toy.target[token] for token in path)] += mass
 
+    def drafted(chooser: EnumeratingChooser) -> str:
+        drafter = ToyDrafter([Letters(text) for text in toy.drafter], chooser)
+        for _ in range(k):
+            drafter.propose()
+        return str(drafter.text)
 
-def laws_of_drafts(toy: Toy, k: int) -> dict[str, float]:
-    found = {NOTHING: 1.0}
-    for _ in range(k):
-        longer: dict[Letters, float] = {}
-        for text, mass in found.items():
-            chances = pseudo_distribution("drafter", text, len(toy.drafter))
-            for letters, chance in zip(toy.drafter, chances, strict=True):
-                whole = Letters(text + letters)
-                longer[whole] = longer.get(whole, 0.0) + mass * float(chance)
-        found = longer
-    return {str(text): mass for text, mass in found.items()}
+    return outputs, distribution_of(drafted)
 
 
 @pytest.mark.parametrize("name", ["same", "nested prefixes", "prefixes of one another", "one inside the other"])
@@ -114,9 +101,9 @@ def test_no_exact_method_accepts_more_than_optimal_transport(name: str) -> None:
     toy = NAMED[name]
     outputs, drafts = laws(toy, 1)
     limit = transported(outputs, drafts)
-    p: dict[Letters, float] = {}
+    p: Counter[Letters] = Counter()
     for tokens, mass in outputs.items():
-        p[Letters(tokens[0])] = p.get(Letters(tokens[0]), 0.0) + mass
+        p[Letters(tokens[0])] += mass
     first = first_token(p, {Letters(text): mass for text, mass in drafts.items()})
     assert first <= limit + 1e-9
     for method in (UNION, COUPLED, SLEM):
@@ -129,8 +116,8 @@ def test_no_exact_method_accepts_more_than_optimal_transport(name: str) -> None:
 def accepted(setup: Setup) -> float:
     """Tokens of the first round that lie within the draft, in expectation."""
 
-    def run(chooser: object) -> int:
-        kinds = [(one.epoch, one.kind) for one in setup.emitted(chooser)]  # type: ignore[arg-type]
+    def run(chooser: EnumeratingChooser) -> int:
+        kinds = [(one.epoch, one.kind) for one in setup.emitted(chooser)]
         return sum(kind is Kind.ACCEPTED for epoch, kind in kinds if epoch == kinds[0][0])
 
     return sum(count * chance for count, chance in distribution_of(run).items())
@@ -190,10 +177,10 @@ def test_a_run_shows_what_it_has_written_and_where(
 
 @pytest.mark.parametrize("kept", [1, 7, 60])
 def test_first_order_rdk_is_tli_within_its_bound_and_the_matrix_is_that_of_the_logits_covariance(kept: int) -> None:
-    p, q, orders = seeds.synthetic_pair(60, np.random.default_rng(kept))
+    p, q, orders = seed_tables.synthetic_pair(60, np.random.default_rng(kept))
     assert np.sort(p)[-15:].sum() == pytest.approx(0.958)
     ids = orders["at random"][:kept]
-    masked, own, third, _, moved, _, theta, spread = seeds.redistributed(p, q, ids, [0.05])
+    masked, own, third, _, moved, _, theta, spread = seed_tables.redistributed(p, q, ids, [0.05])
     assert moved <= 3 * theta / 60
     assert abs(third - own) <= 1.5 * theta / 60
     assert masked <= own
@@ -209,7 +196,7 @@ def test_outputs_that_repeat_themselves() -> None:
 
 
 def test_kinds_without_a_prompt_are_left_out() -> None:
-    assert all(seeds.prompts_by_kind(1).values())
+    assert all(seed_tables.prompts_by_kind(1).values())
 
 
 VOCABULARIES = run_path(str(DOCS.parent / ".ci/vocabularies.py"))

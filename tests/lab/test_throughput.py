@@ -32,8 +32,9 @@ from crossdraft.lab.throughput import (
     streaming,
 )
 from crossdraft.serving.models import Servers, serving
-from tests.lab.conftest import PROMPTS, Measure, figures
+from tests.lab.conftest import Measure, figures
 from tests.lab.test_models import IDS, greedy
+from tests.prompts import FILE
 
 
 def made(*moments: float, asked: float = 0.0, **counted: float) -> Output:
@@ -43,7 +44,7 @@ def made(*moments: float, asked: float = 0.0, **counted: float) -> Output:
 
 def plan(**changed: Any) -> Throughput:
     """Of one output at once, unless something else is said."""
-    return Throughput(replace(ThroughputPlan(way=("plain",), concurrency=(2,), tokens=4), **changed))
+    return Throughput(replace(ThroughputPlan(configuration=("plain",), concurrency=(2,), tokens=4), **changed))
 
 
 def test_speed_is_all_tokens_over_all_time_and_latencies_count_from_the_asking() -> None:
@@ -85,8 +86,8 @@ def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -
     far = replace(BOUND, device="cuda:0", cuda_graph_sizes=(1, 8), cache_mib=8192)
     near = replace(BOUND, quantization="int8")
     there, here = (
-        plan(way=("tree",), engine=far, concurrency=(1, 16), tokens=64),
-        plan(way=("crossdraft", "plain"), engine=near, clients_at=20.0, concurrency=(300,)),
+        plan(configuration=("tree",), engine=far, concurrency=(1, 16), tokens=64),
+        plan(configuration=("crossdraft", "plain"), engine=near, clients_at=20.0, concurrency=(300,)),
     )
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)
@@ -146,7 +147,8 @@ def test_numbers_of_clients_are_doubled_and_then_halved(most: int, tried: list[i
 
 
 @pytest.mark.parametrize(
-    "changed", [*({"way": ("vllm",)}, {"way": ()}, {"method": "none"}), {"temperatures": (0.0, -1.0)}]
+    "changed",
+    [*({"configuration": ("vllm",)}, {"configuration": ()}, {"method": "none"}), {"temperatures": (0.0, -1.0)}],
 )
 def test_wrong_plans_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(UsageError):
@@ -175,10 +177,10 @@ async def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: bound.append(cores))
     monkeypatch.setattr(throughput.torch, "set_num_threads", bound.append)
     pair, prompts = Pair(monkeypatch), [(1,)] * 20
-    way = Theirs(pair, threads, bound=True, options=SamplingOptions(0.0))
-    await way.warm_up(prompts)
-    found = await way.run(prompts, 6, 16, SamplingOptions(0.5))
-    assert (way.name.split(", ")[-1], pair.asked[-1]) == ("K = 3", (3, 0.5))
+    assisted = Theirs(pair, threads, bound=True, options=SamplingOptions(0.0))
+    await assisted.warm_up(prompts)
+    found = await assisted.run(prompts, 6, 16, SamplingOptions(0.5))
+    assert (assisted.name.split(", ")[-1], pair.asked[-1]) == ("K = 3", (3, 0.5))
     assert (len(found.outputs), found.seconds, found.work.steps) == (ONE_BY_ONE, 1.0, 0)
     assert bound == [threads, *[{min(os.sched_getaffinity(0))}] * cores]
 
@@ -206,24 +208,24 @@ def test_outputs_over_models_in_this_process(
     monkeypatch.setattr(throughput, "serving", noted)
     monkeypatch.setattr(os, "sched_setaffinity", bound.__setitem__)
     models = ("--target", target_folder, "--drafter", drafter_folder, "--cache-mib", 16)
-    options = ("--concurrency", "1,2", "--tokens", 3, "--prompt-tokens", 8, "--limit", 4, "--prompts", PROMPTS)
-    ways = ("crossdraft", "lock-step", "tree", "overlapped", "plain")
+    options = ("--concurrency", "1,2", "--tokens", 3, "--prompt-tokens", 8, "--limit", 4, "--prompts", FILE)
+    names = ("crossdraft", "lock-step", "tree", "overlapped", "plain")
     sampled = ("--temperature", "0,0.7", "--top-k", 2, "--clients-at", 0.001)
-    found = measure("throughput", *models, "--way", ",".join(ways), *options, *sampled)
+    found = measure("throughput", *models, "--configuration", ",".join(names), *options, *sampled)
     ran = [(one["temperature"], one["configuration"], one["at_once"], one["outputs"], one["tokens"]) for one in found]
-    cells = [(way, count) for count in (1, 2) for way in ways]
+    cells = [(name, count) for count in (1, 2) for name in names]
     of_one = [one for one in ran if one[0] == 0.0]
-    assert of_one[: len(cells)] == [(0.0, way, count, 4, 12) for way, count in cells]
+    assert of_one[: len(cells)] == [(0.0, name, count, 4, 12) for name, count in cells]
     assert [(0.7, *one[1:]) for one in of_one] == [one for one in ran if one[0] == 0.7]
-    more = [count for _, way, count, *_ in of_one[len(cells) :] if way == "plain"]
+    more = [count for _, name, count, *_ in of_one[len(cells) :] if name == "plain"]
     assert more == [4, 8, 16]
     assert [(one[1], one[2]) for one in of_one[len(cells) :]] == [
-        (way, count) for way in ("crossdraft", "plain") for count in more
+        (name, count) for name in ("crossdraft", "plain") for count in more
     ]
     assert all(1 <= one["sessions"] <= one["at_once"] for one in found)
     assert all(one["tokens_per_pass"] >= 1 for one in found)
     assert all((one["to_plain"] == 1) == (one["configuration"] == "plain") for one in found if one["at_once"] <= 2)
-    assert {one["configuration"] for one in found if one["draft_ms"] is not None} >= set(ways[1:4])
+    assert {one["configuration"] for one in found if one["draft_ms"] is not None} >= set(names[1:4])
     ((target, drafter),) = (one.values() for one in served)
     assert (target.address, drafter.address) == (target.here, drafter.here)  # there is no port
     assert len(bound) == 2
@@ -249,15 +251,15 @@ def test_sampled_outputs_are_target_ids_and_differ() -> None:
 
 async def test_what_transformers_cannot_do_is_said() -> None:
     pair = AssistedGeneration("bundled:target", "bundled:drafter-c")
-    way = Theirs(pair, 1, bound=False, options=SamplingOptions(1.0))
+    assisted = Theirs(pair, 1, bound=False, options=SamplingOptions(1.0))
     with pytest.raises(CommandFailed, match="transformers failed: "):
-        await way.run([IDS[0]], 3, 1, SamplingOptions(1.0))
+        await assisted.run([IDS[0]], 3, 1, SamplingOptions(1.0))
 
 
 @pytest.mark.full
 def test_a_whole_run_of_the_bundled_target(measure: Measure) -> None:
-    options = ("--concurrency", "2", "--tokens", 4, "--prompt-tokens", 12, "--limit", 4, "--prompts", PROMPTS)
-    (plain, theirs) = measure("throughput", "--way", "plain", "--way", "assisted", *options)
+    options = ("--concurrency", "2", "--tokens", 4, "--prompt-tokens", 12, "--limit", 4, "--prompts", FILE)
+    (plain, theirs) = measure("throughput", "--configuration", "plain", "--configuration", "assisted", *options)
     assert (plain["configuration"], theirs["configuration"].split(",")[0]) == ("plain", "assisted")
     assert (plain["tokens"], theirs["tokens"]) == (16, 16)
     assert 1 <= plain["sessions"] <= 2

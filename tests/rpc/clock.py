@@ -1,13 +1,17 @@
-"""The event loop's time, which passes only when a test says so: on no slow machine does a limit end by itself."""
+"""The event loop's time, which passes only when a test says so, or when nothing else is left to do: on no slow machine
+does a limit end by itself."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TypeVar
 
 import pytest
 
 from crossdraft.rpc import links
 
+T = TypeVar("T")
 HANGS = 120.0  # seconds of the machine after which something never comes
 
 
@@ -48,3 +52,33 @@ class Clock:
 @pytest.fixture
 async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
+
+
+class Hurried(asyncio.SelectorEventLoop):
+    """Nobody waits: its time is that of what is due next."""
+
+    now = 0.0  # seconds
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self.now = max(self.now, self._scheduled[0].when())
+        super()._run_once()
+
+
+def now() -> float:
+    """Seconds, of the event loop."""
+    return asyncio.get_running_loop().time()
+
+
+def simulated(test: Callable[..., Coroutine[None, None, T]]) -> Callable[..., T]:
+    """The test in simulated time. What it waits for must come from timers, not from other threads or sockets."""
+
+    @wraps(test)
+    def run(*given: object, **named: object) -> T:
+        with asyncio.Runner(loop_factory=Hurried) as runner:
+            return runner.run(test(*given, **named))
+
+    return run

@@ -23,9 +23,11 @@ def longer(options: ChannelOptions) -> ChannelOptions:
 
 
 def unhurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients and servers of this process that are made from now on take each other for lost after a minute."""
+    """Clients and servers of this process that are made from now on take each other for lost after a minute, and wait
+    as long for services that they can begin without."""
     monkeypatch.setattr(transport, "CLIENT_OPTIONS", longer(CLIENT_OPTIONS))
     monkeypatch.setattr(transport, "TLS_CONNECT_MS", LIMIT)
+    monkeypatch.setattr("crossdraft.client.discovery.OTHERS_SECONDS", LIMIT / 1000)
     assert Endpoint.__init__.__defaults__ == (SERVER_OPTIONS,)
     monkeypatch.setattr(Endpoint.__init__, "__defaults__", (longer(SERVER_OPTIONS),))
     *waits, target_seconds, lives = Patience.__init__.__defaults__

@@ -14,7 +14,7 @@ from crossdraft.types.messages import Draft, Drafted, Pass, PassDone, Sample, Sc
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import SLEM, SLRS, TLI, Method
 from tests.ports import assignment, toys
-from tests.tables import ToyTarget
+from tests.tables import DrafterLane, ToyTarget
 from tests.verification.scheduling import InTurn, Turns
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def drafting() -> tuple[Session, Draft]:
 def passing() -> tuple[Session, Pass]:
     """A session that waits for a pass."""
     session, draft = drafting()
-    sent = only(Pass, session.handle(events.Replied(DRAFTER, toys()[1].draft(draft)), 1.0))
+    sent = only(Pass, session.handle(events.Replied(DRAFTER, DrafterLane(toys()[1], rows=True).answer(draft)), 1.0))
     return session, sent
 
 

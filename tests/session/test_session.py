@@ -45,6 +45,7 @@ from tests.session.sessions import (
     tokens_of,
     told,
 )
+from tests.tables import DrafterLane
 from tests.verification.scheduling import InTurn, Turns
 from tests.vocabularies import pair_of
 
@@ -133,21 +134,11 @@ def test_the_first_target_has_a_deadline_too() -> None:
 
 
 def test_the_context_bounds_output_and_trees() -> None:
-    target, drafter = toys()
-    session = Session(assignment(max_tokens=50, context=20))
-    sent: list[messages.Pass] = []
-    original = target.run
-
-    def watched(request: messages.Pass) -> messages.PassDone:
-        sent.append(request)
-        return original(request)
-
-    target.run = watched  # type: ignore[method-assign]
-    out = run_session(session, target, drafter)
-    assert len(emitted(out)) == 18
-    assert end(out).reason is events.Reason.LENGTH
+    stage = run_session(Session(assignment(max_tokens=50, context=20)), *toys())
+    assert len(stage.emitted) == 18
+    assert stage.finished.reason is events.Reason.LENGTH
     committed = 2
-    for request in sent:
+    for request in (one for one in stage.requests if isinstance(one, messages.Pass)):
         committed += len(request.committed)
         assert committed + len(request.tree) <= 20
 
@@ -431,7 +422,9 @@ def test_another_drafter_is_not_asked_about_the_draft_of_one_that_was_lost() -> 
     session.start(0.0)
     session.handle(events.Ready(TARGET), 0.0)
     draft = only(messages.Draft, session.handle(events.Ready(DRAFTER), 0.0))
-    sent = only(messages.Pass, session.handle(events.Replied(DRAFTER, drafter.draft(draft)), 0.0))
+    sent = only(
+        messages.Pass, session.handle(events.Replied(DRAFTER, DrafterLane(drafter, rows=True).answer(draft)), 0.0)
+    )
     session.handle(events.Lost(DRAFTER, GONE), 1.0)
     session.handle(events.Ready(DRAFTER + 1), 2.0)
     asked = requests(session.handle(events.Replied(TARGET, target.run(sent)), 3.0))

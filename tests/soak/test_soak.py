@@ -24,11 +24,11 @@ import pytest
 from crossdraft.cli.processes import Running, Wanted, running
 from crossdraft.config.engine import EngineOptions
 from crossdraft.text.letters import common_length
+from tests import prompts
 from tests.endtoend.stack import Copying
-from tests.killable import Killable
-from tests.prompts import prompts
 from tests.rpc.clock import HANGS
 from tests.rpc.linked import News
+from tests.started import Killable
 
 pytestmark = pytest.mark.full
 SECONDS = float(os.environ.get("CROSSDRAFT_SOAK_SECONDS", "420"))
@@ -64,7 +64,7 @@ GREEDY = (
     {"method": "slrs", "overlap": "off", "k": 3},
 )
 VLLM_FIELDS = ("bad_words", "repetition_penalty")  # that OpenAI's client does not know
-PROMPTS = [prompt.text for prompt in prompts()[:6]]
+PROMPTS = prompts.PROMPTS[:6]
 
 
 @dataclass(frozen=True)

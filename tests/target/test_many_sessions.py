@@ -20,7 +20,7 @@ from crossdraft.types.messages import NoiseKey, OpenTarget, Pass, Sample, Sampli
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.gathering import nothing
 from tests.engine.tiny import nodes
-from tests.prompts import prompts
+from tests.prompts import PROMPTS
 from tests.target.talking import Talk
 
 BEGINNING = 96  # tokens that a quarter of the prompts have in common
@@ -52,7 +52,7 @@ def crowded(budget: int) -> Iterator[RunningModel]:
 def cases(running: RunningModel, count: int, seed: int) -> list[Case]:
     """Prompts of 5 to 400 tokens, a quarter of them with a common beginning; 4 to 12 tokens of output."""
     draw = random.Random(seed)
-    ids = [token for prompt in prompts()[:60] for token in running.tokenization.encode_prompt(prompt.text)]
+    ids = [token for prompt in PROMPTS[:60] for token in running.tokenization.encode_prompt(prompt)]
     found = []
     for number in range(count):
         begin, length = draw.randrange(len(ids) - 400), draw.choice((5, 20, 70, 150, 400))

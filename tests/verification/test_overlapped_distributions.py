@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+import numpy as np
 import pytest
-from scipy.stats import chisquare
 
+from crossdraft.audit.statistics import fit_of
 from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
-from crossdraft.session.events import Command, Emitted, Replied, Reply, Timer
+from crossdraft.session.events import Command, Replied, Reply, Timer
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import PLAIN, Choice, lock_step
@@ -314,8 +315,7 @@ class Runs:
             controller=lock_step(draft_tokens or 1),
             max_tokens=LENGTH,
         )
-        out = run_session(Session(given), *self.services(seed))
-        return tuple(command.token for command in out if isinstance(command, Emitted))
+        return tuple(one.token for one in run_session(Session(given), *self.services(seed)).emitted)
 
     def services(self, seed: int) -> tuple[SeededTarget, SeededDrafter]:
         """Both sides, which draw with the noise of a seed."""
@@ -359,14 +359,10 @@ def test_noise_of_another_distribution_is_seen() -> None:
 
 
 def p_value(seen: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> float:
-    """Chi-square against a distribution, cells expected below 5 pooled."""
-    cells = [(seen[key], SEEDS * wanted[key]) for key in wanted]
-    large = [cell for cell in cells if cell[1] >= 5]
-    small = [cell for cell in cells if cell[1] < 5]
-    if small:
-        large.append((sum(count for count, _ in small), sum(expected for _, expected in small)))
-    counts, expected = zip(*large, strict=True)
-    return float(chisquare(counts, expected).pvalue)
+    """Chi-square against a distribution."""
+    fit = fit_of({place: seen[output] for place, output in enumerate(wanted)}, np.array([*wanted.values()]))
+    assert fit is not None
+    return fit.p
 
 
 BIASED = 0.01  # total variation

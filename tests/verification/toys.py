@@ -153,8 +153,7 @@ class Setup:
             ignore_eos=self.ignore_end,
         )
         drafter = drafter_of(self.method, pair, chooser, self.temperature) if given.open_drafter else None
-        out = run_session(Session(given), self.target(chooser), drafter)
-        return tuple(command for command in out if isinstance(command, Emitted))
+        return tuple(run_session(Session(given), self.target(chooser), drafter).emitted)
 
     @property
     def stops(self) -> frozenset[int]:

@@ -1,10 +1,8 @@
 """An environment with vLLM beside this one, named by CROSSDRAFT_VLLM_ENV; without it these tests are skipped."""
 
-import asyncio
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.names import BUNDLED
 from tests.endtoend.stack import AT_ONCE, model
+from tests.started import in_a_thread
 
 VARIABLE = "CROSSDRAFT_VLLM_ENV"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -71,18 +70,5 @@ def engine(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture(scope="session")
 def drafter(python: Path) -> Iterator[str]:
     """The address of bundled drafter B, served in a thread."""
-    found: list[str] = []
-    ready, stop = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with await drafter_server(ServeDrafter(model("drafter-b"), AT_ONCE)) as server:
-            found.append(server.address)
-            ready.set()
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(SECONDS)
-    yield found[0]
-    stop.set()
-    thread.join()
+    with in_a_thread(lambda: drafter_server(ServeDrafter(model("drafter-b"), AT_ONCE))) as (address,):
+        yield address

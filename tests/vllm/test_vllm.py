@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from crossdraft.audit.statistics import LEAST, fit_of
 from crossdraft.engine.names import BUNDLED
-from tests.prompts import prompts
+from crossdraft.types.rows import Probabilities
+from tests.prompts import PROMPTS
 from tests.vllm.conftest import Engine
 from tests.vllm.fixed_drafter import DRAFTS
 
@@ -22,7 +23,6 @@ AT_ONCE = (1, 4, 16)
 TIE = 1e-3  # nats between the two likeliest tokens, within which sums in another order may change their order
 SAMPLES = 12_000
 FIRSTS = 3  # most frequent first tokens after which the second one is tested
-LEAST = 5.0  # expected in a cell of a test, or it is pooled with others
 LEVEL = 1e-4  # of each test
 # Room for the outputs of a few requests only, so that others are preempted, and prompts read in pieces.
 TIGHT = {
@@ -37,8 +37,7 @@ TIGHT = {
 
 def greedy(at_once: int, likely: int | None = None) -> dict[str, Any]:
     sampling = {"temperature": 0.0, "max_tokens": TOKENS, "logprobs": likely}
-    texts = [one.text for one in prompts()[:15]]
-    return {"prompts": [*texts, texts[-1]], "at_once": at_once, "sampling": sampling}
+    return {"prompts": [*PROMPTS[:15], PROMPTS[14]], "at_once": at_once, "sampling": sampling}
 
 
 def differs(reference: dict[str, Any], found: dict[str, Any]) -> bool:
@@ -78,7 +77,7 @@ def test_greedy_texts_are_those_without_a_drafter(engine: Engine, drafter: str) 
     assert counts["vllm:prefix_cache_hits"] > 0
 
 
-def law(prompt: str, after: tuple[int, ...] = ()) -> np.ndarray[Any, np.dtype[np.float64]]:
+def law(prompt: str, after: tuple[int, ...] = ()) -> Probabilities:
     """The target's distribution of the next token, as transformers has it."""
     model = AutoModelForCausalLM.from_pretrained(BUNDLED / "target", dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(BUNDLED / "target")(prompt).input_ids
@@ -87,13 +86,11 @@ def law(prompt: str, after: tuple[int, ...] = ()) -> np.ndarray[Any, np.dtype[np
     return torch.softmax(logits.double(), dim=-1).numpy()
 
 
-def p_value(tokens: list[int], expected: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """Chi-square of tokens against a distribution; cells that expect fewer than LEAST are one."""
-    wanted, seen = expected * len(tokens), np.bincount(tokens, minlength=len(expected))
-    large = wanted >= LEAST
-    cells = np.append(wanted[large], wanted[~large].sum())
-    counts = np.append(seen[large], seen[~large].sum())
-    return float(chisquare(counts, cells * counts.sum() / cells.sum()).pvalue)
+def p_value(tokens: list[int], expected: Probabilities) -> float:
+    """Chi-square of tokens against a distribution."""
+    fit = fit_of(Counter(tokens), expected)
+    assert fit is not None
+    return fit.p
 
 
 def test_samples_have_the_targets_distribution(engine: Engine) -> None:

@@ -1,20 +1,39 @@
 """`crossdraft bench acceptance`: tokens per pass of methods and drafters over many prompts."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import groupby
 from math import sqrt
 from typing import ClassVar
 
 from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, repeats, total_of
+from crossdraft.cli.processes import Wanted, patience, running, threads_each
 from crossdraft.cli.prompts import by_category
-from crossdraft.cli.running import ProgressCounter, checked_options
-from crossdraft.client import GenerationRequest, Pipeline, Statistics
+from crossdraft.cli.running import ProgressCounter, UsageError, checked_options
+from crossdraft.client import GenerationRequest, Pipeline, Statistics, connect
+from crossdraft.config.engine import EngineOptions
+from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.lab.commands import AcceptancePlan
-from crossdraft.lab.harness import optional
-from crossdraft.lab.workload import SETTING, Prompted, gathered, pipelines_of, settings_of
+from crossdraft.lab.harness import Prompted, gathered, optional
+from crossdraft.lab.services import NO_DEFAULTS
+from crossdraft.session.models import fault_of_pair
+from crossdraft.verification.methods import method_named
+
+REPLY_SECONDS = 600.0  # many generations wait for one model
+COUNTED = (  # figures of `Statistics` that a result has, too
+    *("tokens", "passes", "tokens_per_pass", "row_misses", "draft_tokens"),
+    *("acceptance", "accepted_length", "acceptance_at"),
+)
+SETTING: Columns = {
+    "method": lambda cell: cell.method,
+    "drafter": lambda cell: cell.drafter.removeprefix(BUNDLED_PREFIX),
+    "T": lambda cell: f"{cell.temperature:g}",
+    "k": lambda cell: cell.k,
+    "nodes": lambda cell: cell.nodes or "",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +69,10 @@ def cell_of(setting: Setting, made: Sequence[tuple[Statistics, bool]], seconds: 
     squares = sum((figure.tokens - total.tokens_per_pass * figure.passes) ** 2 for figure, _ in made)
     return MeasuredSetting(
         **asdict(setting),
+        **{name: getattr(total, name) for name in COUNTED},
         prompts=count,
-        tokens=total.tokens,
-        passes=total.passes,
-        tokens_per_pass=total.tokens_per_pass,
         standard_error=sqrt(count / (count - 1) * squares) / total.passes if count > 1 else 0.0,
         tokens_per_planned_pass=total.tokens / (total.passes - total.row_misses),
-        acceptance=total.acceptance,
-        accepted_length=total.accepted_length,
-        acceptance_at=total.acceptance_at,
-        row_misses=total.row_misses,
-        draft_tokens=total.draft_tokens,
         seconds=seconds,
         step_seconds=total.drafter_seconds / max(1, total.draft_tokens),
         repeating=count - len(others),
@@ -161,3 +173,56 @@ def _accepted_at(place: int, cell: MeasuredSetting) -> str:
 
 def _of_kind(kind: str, cell: MeasuredSetting) -> str:
     return f"{per_pass(cell.kinds[kind])}; {without_repeats(cell.kinds[kind])}"
+
+
+# The settings, and pairs of services that run for them.
+
+
+def settings_of(plan: AcceptancePlan) -> tuple[Setting, ...]:
+    """Every combination, by drafter, so that each is started once.
+
+    A method for one vocabulary has the target's own model as its drafter. Raises UsageError: there is no such method,
+    or an affinity is not of a drafter."""
+    affinities = _affinities(plan)
+    with checked_options():
+        own = [name for name in plan.methods if method_named(name).same_vocabulary]
+    pairs = [(name, drafter) for drafter in plan.drafter for name in plan.methods if name not in own]
+    pairs += [(name, plan.target) for name in own]
+    return tuple(
+        Setting(method, drafter, temperature, k, affinities.get(drafter, ()), nodes=nodes)
+        for method, drafter in pairs
+        for temperature in plan.temperatures
+        for k in plan.k
+        for nodes in plan.tree
+        if not nodes or (nodes > k and not method_named(method).whole_draft)
+    )
+
+
+def _affinities(plan: AcceptancePlan) -> dict[str, tuple[str, ...]]:
+    """Options of each drafter that has a matrix; raises UsageError."""
+    found: dict[str, tuple[str, ...]] = {}
+    for given in plan.affinity:
+        name, equals, file = given.rpartition("=")
+        if not (equals and name and file):
+            raise UsageError(f"--affinity takes NAME=FILE, such as {plan.drafter[0]}=FILE, got {given!r}")
+        if name not in plan.drafter:
+            raise UsageError(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(plan.drafter)}")
+        found[name] = ("--affinity", file)
+    return found
+
+
+async def pipelines_of(
+    target: str, settings: Iterable[Setting], engine: EngineOptions
+) -> AsyncGenerator[tuple[Pipeline, Setting, str], None]:
+    """A pipeline for each setting, which runs for this step, and why the pair refuses it; empty: it does not.
+
+    Close it with `contextlib.aclosing`, which ends the services. Raises CommandFailed: a service does not start."""
+    threads, waiting = threads_each(2), patience(reply_seconds=REPLY_SECONDS)
+    async with running([Wanted("target", target, threads, NO_DEFAULTS, engine=engine)]) as (verifying,):
+        for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
+            async with (
+                running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,),
+                connect(verifying.address, drafting.address, waiting, needs_drafter=True) as pipeline,
+            ):
+                for setting in alike:
+                    yield pipeline, setting, fault_of_pair(method_named(setting.method), pipeline.models)

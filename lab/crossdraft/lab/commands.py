@@ -102,7 +102,7 @@ class AcceptancePlan(PromptsPlan):
     concurrency: int = option(16, "Generations at once.", min=1)
 
 
-@command("seeds", "seeds.Seeds")
+@command("seeds", "seed_tables.Seeds")
 @dataclass(frozen=True)
 class SeedsPlan(PromptsPlan):
     """Make the tables of the pages about the papers again, and write them into the pages.
@@ -152,7 +152,7 @@ class ThroughputPlan(PromptsPlan):
     """
 
     drafter: str = option(f"bundled:{DEFAULT_DRAFTER}", "A folder, a hub id, or bundled:NAME.")
-    way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
+    configuration: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.")
     concurrency: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.", min=1, max=1024)
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
     min_outputs: int = option(4, "Outputs of a run, at least.", min=1)

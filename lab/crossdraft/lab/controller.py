@@ -10,36 +10,92 @@ runs: chance is in its favour.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any, ClassVar
 
 import numpy as np
 
-from crossdraft.cli.measuring import Columns, Table, total_of
+from crossdraft.cli.measuring import SEED, Columns, Table, finished, total_of
 from crossdraft.cli.processes import patience
 from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, checked_options
-from crossdraft.client import Pipeline, connect
+from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.config.engine import EngineOptions
-from crossdraft.config.request import AUTO
+from crossdraft.config.request import AUTO, Overlap
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ControllerPlan
 from crossdraft.lab.emulation.steps import Emulation, Pace
-from crossdraft.lab.harness import Benchmark, Ratio, Timed, drafts_accepted, in_turns, optional, speed_of, speed_ratio
+from crossdraft.lab.harness import Benchmark, in_turns, optional
 from crossdraft.lab.models import write_free
-from crossdraft.lab.workload import CHOICES, WITHOUT_DRAFTER, Distant, Served, request_of, sampled, service
+from crossdraft.lab.outputs import ratio
+from crossdraft.lab.services import Distant, Served, service
 from crossdraft.rpc.server import Listening, freeze_heap
+from crossdraft.speculation.choice import TREES
 from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
 
-ALL = tuple(CHOICES)
-
+WITHOUT_DRAFTER = "no drafter"
+CHOICES: dict[str, dict[str, Any]] = {  # the arms and some between them, and what a request says for each
+    WITHOUT_DRAFTER: {},
+    AUTO: {},
+    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 3, 5, 8)},
+    **{
+        f"lock-step, trees of {nodes}": {"overlap": Overlap.OFF, "num_speculative_tokens": depth, "tree_nodes": nodes}
+        for depth, nodes in TREES
+    },
+    **{
+        f"overlapped, {most}, {wait}": {"overlap": Overlap.ON, "max_draft_tokens": most, "min_draft_tokens": wait}
+        for most, wait in ((8, 0), (8, 2), (16, 4))
+    },
+}
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
 SURELY_AS_WITHOUT = 0.94  # ... and lower ends of intervals
+RESAMPLES = 4_000  # of the prompts, with replacement (the bootstrap)
+
+
+# Speeds on the same prompts: ratios with their 95 % intervals, over prompts drawn again.
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Outputs of one choice that were made together."""
+
+    figures: Statistics  # of all of them
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two speeds, and its 95 % confidence interval over sets of prompts like these."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def speed_of(runs: Sequence[Timed]) -> float:
+    """Tokens a second over all of them."""
+    return ratio(sum(run.figures.tokens for run in runs), sum(run.seconds for run in runs)) or 0.0
+
+
+def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
+    """Of all tokens over all time, ours and others'; runs at the same place are of the same prompt."""
+    if len(ours) != len(others) or not ours:
+        raise ValueError(f"runs are compared in pairs, at least one: {len(ours)} and {len(others)} were given")
+    samples = np.array([[(run.figures.tokens, run.seconds) for run in runs] for runs in (ours, others)])
+    drawn = np.random.default_rng(SEED).integers(len(ours), size=(RESAMPLES, len(ours)))
+    tokens, seconds = np.moveaxis(samples[:, [range(len(ours)), *drawn]].sum(2), -1, 0)  # all, then each sample
+    speeds = tokens / seconds
+    value, *others_ = speeds[0] / speeds[1]
+    return Ratio(float(value), *np.quantile(others_, (0.025, 0.975)).tolist())
 
 
 @dataclass(frozen=True)
@@ -63,35 +119,37 @@ class Compared:
     best: str  # the fastest choice besides auto
     to_best: Ratio | None  # of auto's speed; None: there was none to compare with
     to_none: Ratio | None  # ... to no drafter's
-    accepted: float | None  # share of the draft tokens that were judged, of all choices; None: nothing was counted
-    tokens_per_pass: float | None  # of auto
+    accepted: float | None  # share of the draft tokens that were judged, of all choices; None: none was judged
+    tokens_per_pass: float  # of auto
     lost: int  # times that a drafter was lost, of all choices
-    at_first: float | None = None  # tokens a second of auto in the turn in which it begins to learn, not in `speeds`
+    at_first: float  # tokens a second of auto in the turn in which it begins to learn, not in `speeds`
 
 
-def compared(
-    conditions: ControllerConditions, found: Mapping[str, Sequence[Timed]], first: Timed | None = None
-) -> Compared:
+def compared(conditions: ControllerConditions, first: Timed, found: Mapping[str, Sequence[Timed]]) -> Compared:
     """Sums up; samples at the same place are of the same prompts, `first` is auto's before them."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
-    figures = {choice: [sample.figures for sample in samples if sample.figures] for choice, samples in found.items()}
-    judged = [run for figured in figures.values() for run in figured if run.judged_at]
+    total = total_of([sample.figures for samples in found.values() for sample in samples])
     return Compared(
         conditions,
         speeds,
         best,
-        _ratio(found[AUTO], found[best]),
-        _ratio(found[AUTO], found[WITHOUT_DRAFTER]),
-        drafts_accepted(total_of(judged)) if judged else None,
-        total_of(figures[AUTO]).tokens_per_pass if figures[AUTO] else None,
-        sum(run.drafters_lost for figured in figures.values() for run in figured),
-        None if first is None else speed_of([first]),
+        to_best=_ratio(found[AUTO], found[best]),
+        to_none=_ratio(found[AUTO], found[WITHOUT_DRAFTER]),
+        accepted=_accepted(total),
+        tokens_per_pass=total_of([sample.figures for sample in found[AUTO]]).tokens_per_pass,
+        lost=total.drafters_lost,
+        at_first=speed_of([first]),
     )
 
 
 def _ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio | None:
-    return speed_ratio(ours, others) if all(sample.tokens for sample in others) else None
+    return speed_ratio(ours, others) if all(sample.figures.tokens for sample in others) else None
+
+
+def _accepted(total: Statistics) -> float | None:
+    """Of the draft tokens that were judged."""
+    return ratio(sum(total.accepted_at), sum(total.judged_at))
 
 
 def summary(results: Sequence[Compared]) -> str:
@@ -168,10 +226,8 @@ async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
 
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
     given = ControllerConditions(method, temperature_of(method), CALIBRATED_ON, 0.0, 0.0, 0.0)
-    stage = ComparedPipelines(given, CALIBRATED_TOKENS, {})
-    sample = await stage.sample("lock-step, K = 5", 0, pipeline)
-    assert sample.figures is not None
-    return drafts_accepted(sample.figures)
+    sample = await ComparedPipelines(given, CALIBRATED_TOKENS, {"": pipeline}).sample("lock-step, K = 5", 0)
+    return _accepted(sample.figures) or 0.0
 
 
 def temperature_of(method: str) -> float:
@@ -194,29 +250,43 @@ class ComparedPipelines:
     tokens: int  # of each output
     pipelines: Mapping[str, Pipeline]  # WITHOUT_DRAFTER, AUTO, and the one of all other choices under an empty name
 
-    async def sample(
-        self, choice: str, first: int, pipeline: Pipeline | None = None, tokens: int | None = None
-    ) -> Timed:
-        """All outputs at once, of the prompts from a number on, by default on the choice's own connection."""
-        how = self.given.method, self.given.temperature, tokens or self.tokens
-        requests = [request_of(choice, first + number, *how) for number in range(self.given.outputs)]
-        return await sampled(pipeline or self.pipelines.get(choice) or self.pipelines[""], requests)
+    async def sample(self, choice: str, first: int) -> Timed:
+        """All outputs at once, of the prompts from a number on; their drafter may be lost on the way. Raises
+        CommandFailed."""
+        pipeline, began = self.pipelines.get(choice) or self.pipelines[""], monotonic()
+        asked = [self._request(choice, first + number) for number in range(self.given.outputs)]
+        figures = await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in asked))
+        return Timed(total_of(figures), monotonic() - began)
+
+    def _request(self, choice: str, number: int) -> GenerationRequest:
+        """One output of a made-up prompt of this number, in chains if the method has no trees."""
+        method = method_named(self.given.method)
+        settings = {name: value for name, value in CHOICES[choice].items() if name != "tree_nodes" or method.samples}
+        return GenerationRequest(
+            f"Prompt number {number}: ",
+            method=self.given.method,
+            max_tokens=self.tokens,
+            options=SamplingOptions(self.given.temperature),
+            seed=number if method.keyed else None,
+            ignore_eos=True,
+            **settings,
+        )
 
     async def warm_up(self) -> None:
         """A few tokens on each connection, from which nothing can be learnt for auto."""
         for name, pipeline in self.pipelines.items():
             choice = WITHOUT_DRAFTER if name == WITHOUT_DRAFTER else "lock-step, K = 2"
-            await self.sample(choice, WARM_UP, pipeline, WARM_UP_TOKENS)
+            await replace(self, tokens=WARM_UP_TOKENS, pipelines={"": pipeline}).sample(choice, WARM_UP)
 
-    async def in_turns(self, choices: Sequence[str], turns: int) -> Compared:
+    async def in_turns(self, turns: int) -> Compared:
         """Each choice on the same prompts, others in each turn, once auto has had a turn for itself."""
         first = await self.sample(AUTO, turns * self.given.outputs)
-        found = await in_turns(choices, turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
-        return compared(self.given, found, first)
+        found = await in_turns([*CHOICES], turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
+        return compared(self.given, first, found)
 
 
 @dataclass(eq=False)
-class Floor:
+class RunningServices:
     """The services of a run. Once started they stay, since loading one takes seconds of a core."""
 
     plan: ControllerPlan
@@ -240,7 +310,7 @@ class Floor:
         return found
 
     @asynccontextmanager
-    async def stage(self, given: ControllerConditions) -> AsyncIterator[ComparedPipelines]:
+    async def connected(self, given: ControllerConditions) -> AsyncIterator[ComparedPipelines]:
         """New connections, warmed up."""
         target, drafter = [(await self.service(role, given)).address for role in ("target", "drafter")]
         tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
@@ -250,10 +320,10 @@ class Floor:
             connect(target, drafter, patience(), needs_drafter=True) as fixed,
         ):
             pipelines = {WITHOUT_DRAFTER: plain, AUTO: auto, "": fixed}
-            stage = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
-            await stage.warm_up()
+            compared_pipelines = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
+            await compared_pipelines.warm_up()
             freeze_heap()
-            yield stage
+            yield compared_pipelines
 
 
 # The benchmark.
@@ -274,12 +344,12 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
         "accepted": lambda cell: optional(cell.accepted, ".0%"),
         WITHOUT_DRAFTER: lambda cell: f"{cell.speeds[WITHOUT_DRAFTER]:,.1f}",
         AUTO: lambda cell: f"{cell.speeds[AUTO]:,.1f}",
-        "at first": lambda cell: optional(cell.at_first, ",.1f"),
+        "at first": lambda cell: f"{cell.at_first:,.1f}",
         "best fixed": lambda cell: f"{cell.speeds[cell.best]:,.1f}",
         "choice": lambda cell: cell.best,
         "auto / best": lambda cell: cell.to_best or "",
         "auto / no drafter": lambda cell: cell.to_none or "",
-        "tokens/pass": lambda cell: optional(cell.tokens_per_pass, ".2f"),
+        "tokens/pass": lambda cell: f"{cell.tokens_per_pass:.2f}",
         "lost": lambda cell: cell.lost or "",
     }
 
@@ -312,11 +382,11 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             await asyncio.to_thread(write_free, Path(folder))
             advance(0, "calibrating")
             curves = await calibrated(folder, sorted({given.method for given in self.comparisons}))
-            floor = Floor(self.plan, folder, curves, stack)
+            services = RunningServices(self.plan, folder, curves, stack)
             for given in self.comparisons:
                 advance(0, f"{given.method}, {given.outputs} at once")
-                async with floor.stage(given) as stage:
-                    yield await stage.in_turns(ALL, self.plan.turns)
+                async with services.connected(given) as pipelines:
+                    yield await pipelines.in_turns(self.plan.turns)
                 advance()
 
     def report(self, results: Sequence[Compared]) -> Iterator[Table | str]:

@@ -5,34 +5,35 @@ and its `report` says which tables show them. The harness checks options and fil
 on stderr, writes the results whenever there is one more (an interrupted run keeps what it has) and prints the tables.
 
 Configurations that are compared take turns (`in_turns`), so that a machine that gets slower or faster meanwhile does
-so for all of them alike. Ratios of their speeds have bootstrap intervals (`speed_ratio`).
+so for all of them alike.
 """
 
+import asyncio
 import json
 import os
-import shutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import uvloop
 
-from crossdraft.cli.measuring import SEED, Columns, Table, print_table
-from crossdraft.cli.running import ProgressCounter, Run, check_output, counted, run_to_end, write_text
-from crossdraft.client import Statistics
+from crossdraft.cli.measuring import Columns, Table, print_table
+from crossdraft.cli.prompts import Prompt, prompts_of
+from crossdraft.cli.running import ProgressCounter, Run, UsageError, check_output, counted, run_to_end, write_text
 from crossdraft.client.api import software
+from crossdraft.lab.commands import PromptsPlan
 
 Planned = TypeVar("Planned")
 Result = TypeVar("Result")
 Configuration = TypeVar("Configuration")
-Floats = npt.NDArray[np.float64]
+PromptsPlanned = TypeVar("PromptsPlanned", bound=PromptsPlan)
+Item = TypeVar("Item")
 
 
 def optional(value: float | None, form: str) -> str:
@@ -122,7 +123,43 @@ class Benchmark(ABC, Generic[Planned, Result]):
             write_text(markdown_path, self._markdown(results))
 
 
-# Turns.
+class Prompted(Benchmark[PromptsPlanned, Result]):
+    """A benchmark that generates from the prompts of a file."""
+
+    @cached_property
+    def _read(self) -> tuple[Prompt, ...]:
+        path = self.plan.prompts
+        if path == PromptsPlan.prompts and not path.is_file():
+            raise UsageError(f"there is no {path}: run this in a checkout of crossdraft, or give a file with --prompts")
+        return prompts_of(path, self.plan.limit)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Their texts; raises UsageError."""
+        return tuple(str(prompt.content) for prompt in self._read)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Their categories."""
+        return tuple(prompt.category for prompt in self._read)
+
+    def check(self) -> None:
+        if not self.prompts:
+            raise UsageError("there are no prompts")
+
+
+# Several at once, and in turns.
+
+
+async def gathered(make: Callable[[Item], Awaitable[Result]], items: Iterable[Item], concurrency: int) -> list[Result]:
+    """What is made of each, in their order, with so many under way at once."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def limited(item: Item) -> Result:
+        async with places:
+            return await make(item)
+
+    return await asyncio.gather(*map(limited, items))
 
 
 async def in_turns(
@@ -138,75 +175,3 @@ async def in_turns(
             configuration = configurations[place % len(configurations)]
             found[configuration].append(await run(configuration, turn))
     return found
-
-
-def drafts_accepted(total: Statistics) -> float:
-    """Share of the draft tokens that were accepted, of those that were judged."""
-    return sum(total.accepted_at) / max(1, sum(total.judged_at))
-
-
-# Speeds that are compared on the same prompts: ratios with their 95 % intervals, over prompts drawn again.
-
-RESAMPLES = 4_000  # of the prompts, with replacement (the bootstrap)
-
-
-@dataclass(frozen=True)
-class Timed:
-    """One output or several: how many tokens were made, and how long that took."""
-
-    tokens: int
-    seconds: float
-    figures: Statistics | None = None  # of all of them; None: they have not ended
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A ratio of two speeds, and its 95 % confidence interval over sets of prompts like these."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def speed_of(runs: Sequence[Timed]) -> float:
-    """Tokens a second over all of them."""
-    seconds = sum(run.seconds for run in runs)
-    return sum(run.tokens for run in runs) / seconds if seconds else 0.0
-
-
-def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
-    """Of all tokens over all time, ours and others'; runs at the same place are of the same prompt."""
-    if len(ours) != len(others) or not ours:
-        raise ValueError(f"runs are compared in pairs, at least one: {len(ours)} and {len(others)} were given")
-    samples = np.array([[(run.tokens, run.seconds) for run in runs] for runs in (ours, others)])
-    drawn = np.random.default_rng(SEED).integers(len(ours), size=(RESAMPLES, len(ours)))
-    tokens, seconds = np.moveaxis(samples[:, [range(len(ours)), *drawn]].sum(2), -1, 0)  # all, then each sample
-    speeds = tokens / seconds
-    value, *others_ = speeds[0] / speeds[1]
-    return Ratio(float(value), *np.quantile(others_, (0.025, 0.975)).tolist())
-
-
-# Cores and processor time of other processes, as Linux counts it.
-
-USER_TIME, SYSTEM_TIME = 13, 14  # fields of /proc/PID/stat, from 0, in clock ticks
-
-
-def processor_seconds(process: int, thread: int | None = None) -> float:
-    """Of all threads of a process since it began, or of one; 0.0 where there is no /proc, no such process or thread."""
-    task = "" if thread is None else f"/task/{thread}"
-    try:
-        text = Path(f"/proc/{process}{task}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0.0
-    # The second field is the command's name in brackets, which may itself hold spaces and brackets.
-    fields_ = ["", "", *text.rpartition(")")[2].split()]
-    return (int(fields_[USER_TIME]) + int(fields_[SYSTEM_TIME])) / os.sysconf("SC_CLK_TCK")
-
-
-def on_core(number: int) -> tuple[str, ...]:
-    """What a command is run by so that it has one core to itself; nothing where there is no taskset (util-linux)."""
-    cores = sorted(os.sched_getaffinity(0))
-    return () if shutil.which("taskset") is None else ("taskset", "-c", str(cores[number % len(cores)]))

@@ -29,18 +29,16 @@ def digest_of(model: str | Path) -> str:
     return hashlib.sha256(contents).hexdigest()[:8]
 
 
-def stamp_of(day: str, models: Iterable[str], others: Iterable[str] = ()) -> str:
-    """A stamp; `others` are of what is not bundled, such as `qwen-2 0123abcd`."""
-    return ", ".join([day, *(f"{model} {digest_of(model)}" for model in models), *others])
-
-
-def replaced(page: str, name: str, stamp: str, text: str) -> str:
-    """A page with another text in its table of this name; ValueError if it has none."""
-    found = next((one for one in TABLE.finditer(page) if one[1] == name), None)
+def write(page: Path, name: str, day: str, models: Iterable[str | Path], text: str) -> None:
+    """Writes a table into its place on a page, with a stamp of bundled models and of files; ValueError if there is no
+    such place."""
+    stamp = ", ".join([day, *(f"{Path(model).stem} {digest_of(model)}" for model in models)])
+    before = page.read_text(encoding="utf-8")
+    found = next((place for place in TABLE.finditer(before) if place[1] == name), None)
     if found is None:
-        raise ValueError(f"no page has the table {name}")
-    made = f"<!-- bench seeds {name}: {stamp} -->\n\n{text.strip()}\n\n<!-- end -->"
-    return page[: found.start()] + made + page[found.end() :]
+        raise ValueError(f"{page} has no place for the table {name}")
+    made = f"<!-- bench seeds {name}: {stamp} -->\n\n{text}\n\n<!-- end -->"
+    page.write_text(before[: found.start()] + made + before[found.end() :], encoding="utf-8")
 
 
 def outdated(pages: Path = PAGES) -> Iterator[str]:

@@ -35,9 +35,8 @@ from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import source_of
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ThroughputPlan
-from crossdraft.lab.harness import in_turns, optional, processor_seconds
+from crossdraft.lab.harness import Prompted, gathered, in_turns, optional
 from crossdraft.lab.outputs import MILLISECONDS, Latencies, Output, Spread, latencies_of, ratio
-from crossdraft.lab.workload import Prompted, gathered
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.serving.models import Servers, serving
 from crossdraft.session.models import requested_method
@@ -259,11 +258,11 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     @property
     def theirs(self) -> tuple[int, ...]:
         """Threads of transformers' configurations."""
-        return self.plan.assisted_threads if ASSISTED in self.plan.way else ()
+        return self.plan.assisted_threads if ASSISTED in self.plan.configuration else ()
 
     @property
     def total(self) -> int | None:
-        ours = sum(way in self.plan.way for way in (*DRAFTED, CROSSDRAFT_PLAIN))
+        ours = sum(name != ASSISTED for name in {*self.plan.configuration})
         cells = len(self.plan.concurrency) * len(self.plan.temperatures) * self.plan.repeat
         return None if self.plan.clients_at else cells * (ours + len(self.theirs))
 
@@ -285,8 +284,8 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
         return max(self.plan.min_outputs, at_once * self.plan.each)
 
     def check(self) -> None:
-        unknown = [name for name in self.plan.way if name not in CONFIGURATIONS]
-        if unknown or not self.plan.way:
+        unknown = [name for name in self.plan.configuration if name not in CONFIGURATIONS]
+        if unknown or not self.plan.configuration:
             raise UsageError(f"--configuration: one of {', '.join(CONFIGURATIONS)}, got {', '.join(unknown) or 'none'}")
         super().check()
         with checked_options():
@@ -303,34 +302,37 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[ThroughputResult, None]:
         plan = self.plan
         async with AsyncExitStack() as stack:
-            ways, texts = await start(self, stack)
-            needed, wished = self.outputs(max(self.plan.concurrency)), self.outputs(self.most_clients)
+            configurations, texts = await start(self, stack)
+            needed, wished = self.outputs(max(plan.concurrency)), self.outputs(self.most_clients)
             prompts = prompts_of(texts, needed, plan.prompt_tokens, wished)
             most = min(self.most_clients, len(prompts) // plan.each)
-            for way in ways:
-                await way.warm_up(prompts)
+            for configuration in configurations:
+                await configuration.warm_up(prompts)
 
-            async def cell(ways: Sequence[Way], at_once: int, options: SamplingOptions) -> list[ThroughputResult]:
-                async def run(way: Way, _: int) -> RunResult:
-                    found = await way.run(prompts[: self.outputs(at_once)], plan.tokens, at_once, options)
+            async def cell(
+                some: Sequence[Configuration], at_once: int, options: SamplingOptions
+            ) -> list[ThroughputResult]:
+                async def run(configuration: Configuration, _: int) -> RunResult:
+                    found = await configuration.run(prompts[: self.outputs(at_once)], plan.tokens, at_once, options)
                     advance()
                     return found
 
-                runs = (await in_turns(ways, plan.repeat, run)).items()
-                found = [measured(way.name, at_once, made, options.temperature) for way, made in runs]
+                runs = (await in_turns(some, plan.repeat, run)).items()
+                found = [measured(one.name, at_once, made, options.temperature) for one, made in runs]
                 plain = {result.configuration: result.tokens_per_second for result in found}.get(CROSSDRAFT_PLAIN)
                 return [replace(result, to_plain=plain and result.tokens_per_second / plain) for result in found]
 
             for options in (self.request(temperature).options for temperature in plan.temperatures):
                 found: list[ThroughputResult] = []
-                for at_once in self.plan.concurrency:
-                    found += await cell(ways, at_once, options)
-                    for result in found[-len(ways) :]:
+                for at_once in plan.concurrency:
+                    found += await cell(configurations, at_once, options)
+                    for result in found[-len(configurations) :]:
                         yield result
-                for way in (way for way in ways if plan.clients_at and way.name in (CROSSDRAFT, CROSSDRAFT_PLAIN)):
-                    known = [result for result in found if result.configuration == way.name]
+                searched = (one for one in configurations if one.name in (CROSSDRAFT, CROSSDRAFT_PLAIN))
+                for one in searched if plan.clients_at else ():
+                    known = [result for result in found if result.configuration == one.name]
                     while clients := next_clients(known, plan.clients_at, most):
-                        known += await cell([way], clients, options)
+                        known += await cell([one], clients, options)
                         yield known[-1]
 
     def report(self, results: Sequence[ThroughputResult]) -> Iterator[Table | str]:
@@ -360,27 +362,27 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
 # The configurations.
 
 
-async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], list[Ids]]:
+async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Configuration"], list[Ids]]:
     """Loads all models, until the stack is left; the configurations, and the prompts' ids. Raises UsageError,
     CommandFailed: a model cannot be run."""
+    plan = bench.plan
     with faults_of_models():
         servers = await stack.enter_async_context(serving(*models_of(bench)))
-    models = Models(servers)
-    if bench.plan.engine.device == "cpu":
+    models, on_cpu = Models(servers), plan.engine.device == "cpu"
+    if on_cpu:
         models.bind()
-    target, found = servers["target"].here, list[Way]()
+    target, base = servers["target"].here, bench.request(plan.temperatures[0])
     plain = await stack.enter_async_context(connect(target, patience=patience()))
-    base = bench.request(bench.plan.temperatures[0])
-    for name in (way for way in DRAFTED if way in bench.plan.way):  # each learns by its own connection
+    found = list[Configuration]()
+    for name in (name for name in DRAFTED if name in plan.configuration):  # each learns by its own connection
         pipeline = connect(target, servers["drafter"].here, patience(), needs_drafter=True)
         drafted, request = await stack.enter_async_context(pipeline), replace(base, **FIXED.get(name, {}))
         found.append(Ours(name, drafted, request, models, bench.warm_ups))
-    if CROSSDRAFT_PLAIN in bench.plan.way:
+    if CROSSDRAFT_PLAIN in plan.configuration:
         found.append(Ours(CROSSDRAFT_PLAIN, plain, base, models, bench.warm_ups))
-    engine = bench.plan.engine
     if bench.theirs:
-        pair = AssistedGeneration(bench.plan.target, bench.plan.drafter, engine.dtype, engine.device)
-        found += [Theirs(pair, threads, engine.device == "cpu", base.options) for threads in bench.theirs]
+        pair = AssistedGeneration(plan.target, plan.drafter, plan.engine.dtype, plan.engine.device)
+        found += [Theirs(pair, threads, on_cpu, base.options) for threads in bench.theirs]
     freeze_heap()
     encode = plain.models.tokenization.encode_prompt
     return found, [tuple(encode(text)) for text in bench.prompts]
@@ -389,11 +391,10 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Way"], 
 def models_of(bench: Throughput) -> tuple[ServeTarget, ServeDrafter | None]:
     """Ours: a target, and a drafter if one is needed."""
     plan, engine = bench.plan, bench.plan.engine
-    place = Listening(
-        port=None, grace_seconds=0, sessions=SessionOptions(max_sessions=max(SESSIONS, bench.most_clients))
-    )
+    sessions = SessionOptions(max_sessions=max(SESSIONS, bench.most_clients))
+    place = Listening(port=None, grace_seconds=0, sessions=sessions)
     target = ServeTarget(ModelOptions.of(plan.target, engine), place)
-    if not set(DRAFTED) & set(plan.way):
+    if not set(DRAFTED) & set(plan.configuration):
         return target, None
     mib = max(STARTED.cache_mib or 0, (engine.cache_mib or 0) // 8)
     small = replace(engine, cache_mib=mib, quantization=None, enable_prefix_caching=True)
@@ -406,23 +407,27 @@ class Models:
 
     servers: Servers  # by role
 
-    def thread(self, role: str) -> int:
-        """The kernel's number of the thread that a model runs in; 0: there is none."""
-        named = [thread.native_id for thread in threading.enumerate() if thread.name == f"{role} model"]
-        return (role in self.servers and named and named[-1]) or 0
+    def thread(self, role: str) -> threading.Thread | None:
+        """The one that a model runs in."""
+        named = [thread for thread in threading.enumerate() if thread.name == f"{role} model"]
+        return named[-1] if role in self.servers and named else None
 
     def bind(self) -> None:
         """Gives each thread a core."""
         cores = sorted(os.sched_getaffinity(0))
-        for number, role in enumerate(self.servers):
-            os.sched_setaffinity(self.thread(role), {cores[number % len(cores)]})
+        for number, thread in enumerate(filter(None, map(self.thread, self.servers))):
+            os.sched_setaffinity(thread.native_id or 0, {cores[number % len(cores)]})
 
     def work(self) -> Work:
         """Until now."""
         counted = self.servers["target"].statistics()
         jobs = sum(sessions * steps for sessions, steps in counted.batches.items())
-        target, drafter = (processor_seconds(os.getpid(), self.thread(role)) for role in ("target", "drafter"))
+        target, drafter = (_processor_seconds(self.thread(role)) for role in ("target", "drafter"))
         return Work(target, drafter, time.thread_time(), counted.steps, jobs, counted.seconds)
+
+
+def _processor_seconds(thread: threading.Thread | None) -> float:
+    return 0.0 if thread is None else time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -569,4 +574,4 @@ class Theirs:
         return RunResult(outputs, time.monotonic() - began, Work(time.process_time() - before))
 
 
-Way = Ours | Theirs  # a configuration
+Configuration = Ours | Theirs

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.lab.emulation import NoEmulationError
+from crossdraft.lab.emulation.network import NoEmulationError
 from tests.cluster.machines.host_losses import OFFERS, measure
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.lab.emulation import NoEmulationError
+from crossdraft.lab.emulation.network import NoEmulationError
 from tests.cluster.machines.machines import Machine, machines
-from tests.lab.emulation.test_network import HANGS
+from tests.rpc.clock import HANGS
 
 pytestmark = pytest.mark.full  # as are all tests that use machines
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from crossdraft.lab.emulation import NoEmulationError
+from crossdraft.lab.emulation.network import NoEmulationError
 from tests.cluster.machines.person import FILE, Person, deploy, person, processes
 from tests.cluster.machines.streams import client_of, first_piece
 

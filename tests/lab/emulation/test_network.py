@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from crossdraft.lab.emulation import EmulatedHost, NoEmulationError, hosts, relays
-from crossdraft.lab.emulation.network import DelayLine, Shape
+from crossdraft.lab.emulation.network import DelayLine, EmulatedHost, NoEmulationError, Shape, hosts, relays
+from tests.rpc.clock import HANGS
 
 with_the_hosts = pytest.mark.asyncio(loop_scope="module")  # which are there for the whole file
-HANGS = 120.0  # seconds after which something never comes, however busy the machine is
 ECHO = """
 import asyncio, sys
 

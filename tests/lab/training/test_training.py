@@ -1,5 +1,6 @@
 """What the bundled models learn from: prompts, rows of texts and chats; and their cards."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -14,21 +15,21 @@ from crossdraft.lab.training.corpus import Document, is_held_out
 from crossdraft.lab.training.data import IGNORED, document_rows, tokenize
 from crossdraft.lab.training.train import DRAFTER_B, Progressed, export, judge_rows
 from crossdraft.text.answers import format_of
-from tests.prompts import prompts
+from tests.prompts import FILE, PROMPTS
 
 PROMPT = "def f(x):\n"
 WRITTEN = (Document("written", PROMPT + "    pass", len(PROMPT)),) * 3
 
 
 def test_fifty_different_prompts_of_all_lengths_from_files_that_no_model_has_seen() -> None:
-    texts = [prompt.text for prompt in prompts()]
-    assert len(set(texts)) == len(texts) == 50
-    assert all(120 <= len(text) <= 1200 for text in texts)
-    assert min(map(len, texts)) < 200
-    assert max(map(len, texts)) > 1000
-    assert all(is_held_out(prompt.file) for prompt in prompts())
-    assert len({prompt.file for prompt in prompts()}) >= 30
-    assert 15 <= sum(text.endswith("\n") for text in texts) <= 35
+    assert len(set(PROMPTS)) == len(PROMPTS) == 50
+    assert all(120 <= len(text) <= 1200 for text in PROMPTS)
+    assert min(map(len, PROMPTS)) < 200
+    assert max(map(len, PROMPTS)) > 1000
+    files = [json.loads(line)["file"] for line in FILE.read_text(encoding="utf-8").splitlines()]
+    assert all(map(is_held_out, files))
+    assert len({*files}) >= 30
+    assert 15 <= sum(text.endswith("\n") for text in PROMPTS) <= 35
 
 
 def test_labels_are_the_tokens_that_the_target_wrote(tmp_path: Path) -> None:

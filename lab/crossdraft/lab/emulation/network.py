@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
@@ -74,32 +74,11 @@ class NoEmulationError(RuntimeError):
     """This machine allows no such hosts; the text says why."""
 
 
-@dataclass(frozen=True, eq=False)
-class Carrier:
-    """The process that carries the traffic."""
-
-    process: asyncio.subprocess.Process
-    busy: asyncio.Lock
-
-    async def tell(self, shape: Shape) -> str:
-        """Its answer, which comes when the shape has taken effect. Raises NoEmulationError if the process has ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        async with self.busy:
-            self.process.stdin.write(json.dumps(asdict(shape)).encode() + b"\n")
-            answer = await self.process.stdout.readline()
-        if not answer:
-            raise NoEmulationError("the process that carries the traffic has ended")
-        return answer.decode().strip()
-
-
 class EmulatedHost:
-    """The way to one host, and the host itself."""
+    """The way to one host, and the host itself. `tell` orders a shape and returns the answer, once it has effect."""
 
-    def __init__(self, name: str, place: HostNamespace, carrier: Carrier) -> None:
-        self.name = name
-        self.place = place
-        self._carrier = carrier
+    def __init__(self, name: str, place: HostNamespace, tell: Callable[[Shape], Awaitable[str]]) -> None:
+        self.name, self.place, self._tell = name, place, tell
         self.shape = Shape(name)  # what it does now
 
     async def delay(self, milliseconds: float) -> None:
@@ -114,10 +93,10 @@ class EmulatedHost:
 
     async def address_through(self, address: str) -> str:
         """By which HOST:PORT a service of the host, which listens on `address`, is reached through the link."""
-        return await self._carrier.tell(replace(self.shape, service=address))
+        return await self._tell(replace(self.shape, service=address))
 
     async def _reshape(self, shape: Shape) -> None:
-        await self._carrier.tell(shape)
+        await self._tell(shape)
         self.shape = shape
 
 
@@ -153,11 +132,20 @@ async def network(names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHo
 @asynccontextmanager
 async def _carried(kind: str, names: Sequence[str]) -> AsyncIterator[Mapping[str, EmulatedHost]]:
     with tempfile.TemporaryFile() as log:
-        process = await launched((sys.executable, "-m", CARRIER, kind, *names), stderr=log)
+        process, busy = await launched((sys.executable, "-m", CARRIER, kind, *names), stderr=log), asyncio.Lock()
+
+        async def tell(shape: Shape) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            async with busy:
+                process.stdin.write(json.dumps(asdict(shape)).encode() + b"\n")
+                answer = await process.stdout.readline()
+            if not answer:
+                raise NoEmulationError("the process that carries the traffic has ended")
+            return answer.decode().strip()
+
         try:
-            places = await _places(process, log)
-            carrier = Carrier(process, asyncio.Lock())
-            yield {name: EmulatedHost(name, place, carrier) for name, place in places.items()}
+            yield {name: EmulatedHost(name, place, tell) for name, place in (await _places(process, log)).items()}
         finally:
             await asyncio.shield(ended(process, END_SECONDS))
 

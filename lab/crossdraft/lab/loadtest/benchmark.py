@@ -22,11 +22,11 @@ from crossdraft.cli.running import (
 )
 from crossdraft.client import GenerationRequest, SamplingOptions
 from crossdraft.lab.commands import LoadPlan
-from crossdraft.lab.harness import Benchmark
+from crossdraft.lab.harness import Benchmark, gathered
 from crossdraft.lab.loadtest.clients import Body, Stream, http_stream, send
 from crossdraft.lab.loadtest.figures import HOP, ROLES, SEEN, LoadRun
 from crossdraft.lab.outputs import Output
-from crossdraft.lab.workload import Served, gathered, service
+from crossdraft.lab.services import Served, service
 from crossdraft.session.models import requested_method
 from crossdraft.types.request import Chat
 from crossdraft.verification.methods import method_named

@@ -7,6 +7,7 @@ tokenizer and no model sees them; prompts and bits per byte come from them.
 import hashlib
 import sysconfig
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SEED = 20251120  # of everything that training and the choice of prompts draw
@@ -39,13 +40,11 @@ def is_held_out(name: str) -> bool:
     return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PER_CENT
 
 
-def read_corpus(root: Path | None = None) -> Corpus:
-    """Read every Python source under `root` (default: this interpreter's standard library). Raises FileNotFoundError:
-    no source file was found there."""
-    root = root or Path(sysconfig.get_paths()["stdlib"])
+@cache
+def read_corpus() -> Corpus:
+    """Every Python source of this interpreter's standard library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
     documents = [document for path in sorted(root.rglob("*.py")) if (document := _read(root, path))]
-    if not documents:
-        raise FileNotFoundError(f"no Python sources under {root}")
     training = tuple(document for document in documents if not is_held_out(document.name))
     held_out = tuple(document for document in documents if is_held_out(document.name))
     return Corpus(training, held_out)

@@ -1,21 +1,26 @@
-"""Streams over HTTP, from a server that says what it is told to."""
+"""Streams over HTTP, from a server that says what it is told to, and clients at once in simulated time."""
 
 import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from crossdraft.cli.processes import base_url
 from crossdraft.cli.running import UsageError
+from crossdraft.lab.harness import gathered
 from crossdraft.lab.loadtest import clients
-from crossdraft.lab.loadtest.clients import RequestFailedError, Stream, http_stream
-from crossdraft.lab.outputs import OutputFigures
+from crossdraft.lab.loadtest.clients import TIMED_OUT, Body, Pieces, RequestFailedError, Stream, http_stream, send
+from crossdraft.lab.outputs import Output, OutputFigures
 from crossdraft.types.statistics import LaneFigures, Trips
+from tests.lab.loadtest import values
+from tests.rpc.clock import now, simulated
 
 REQUEST = {"prompt": "def f(", "max_tokens": 8}
+REQUESTS = [{"prompt": one} for one in "abcdef"]
 
 
 def event(value: object) -> bytes:
@@ -178,3 +183,67 @@ def test_no_url(url: str) -> None:
 )
 def test_urls(url: str, base: str) -> None:
     assert base_url(url) == base
+
+
+@dataclass
+class Timed:
+    """Makes two tokens, each after `each` seconds."""
+
+    each: float = 1.0
+    under_way: int = 0
+    most: int = 0
+    seen: list[str] = field(default_factory=list)
+    failing: dict[str, Exception] = field(default_factory=dict)
+    ended: int = 0
+
+    async def stream(self, asked: Body) -> Pieces:
+        prompt = str(asked["prompt"])
+        self.seen.append(prompt)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            for _ in range(2):
+                await asyncio.sleep(self.each)
+                if prompt in self.failing:
+                    raise self.failing[prompt]
+                yield 0.25
+            yield replace(values.FIGURES, tokens=2)
+        finally:
+            self.under_way -= 1
+            self.ended += 1
+
+
+@simulated
+async def run(server: Timed, at_once: int, seconds: float = 100.0) -> list[Output]:
+    found = await gathered(lambda one: send(server.stream, one, seconds, now), REQUESTS, at_once)
+    assert sorted(server.seen) == list("abcdef")
+    assert server.ended == 6
+    return found
+
+
+def test_clients_ask_again_when_they_have_their_answer() -> None:
+    server = Timed()
+    found = run(server, 2)
+    assert server.most == 2
+    assert [one.asked for one in found] == [0, 0, 2, 2, 4, 4]
+    assert [one.moments for one in found][2] == (3, 4)
+    assert [one.per_token for one in found] == [1.0] * 6
+
+
+def test_what_fails_is_written_down_and_the_others_go_on() -> None:
+    server = Timed(failing={"b": RequestFailedError("HTTP 429", "no room")})
+    found = run(server, 1)
+    assert [(one.error, one.fault) for one in found] == [("", ""), ("HTTP 429", "no room"), *[("", "")] * 4]
+    assert (found[1].moments, found[1].ended, found[1].ok) == ((), 3.0, False)
+
+
+def test_a_request_without_an_end_is_given_up() -> None:
+    found = run(Timed(each=8.0), 6, seconds=10.0)
+    assert {(one.error, one.moments, one.ended) for one in found} == {(TIMED_OUT, (8.0,), 10.0)}
+
+
+def test_a_fault_of_the_client_itself_ends_the_test() -> None:
+    server = Timed(failing={"c": ZeroDivisionError()})
+    with pytest.raises(ZeroDivisionError):
+        run(server, 2)
+    assert server.under_way == 0
