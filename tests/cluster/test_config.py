@@ -60,8 +60,7 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
 FAULTS = (  # after the smallest configuration, and what is said
     ("      override_generation_config: {top_q: 1}\n", "it must be an object with some of temperature"),
     ("      override_generation_config: {top_p: 2.0}\n", "top_p must be above 0"),
-    ("http: {rate: 5, requests_per_minute: 6}\n", "line 5: http.rate is in line 5 already: leave out"),
-    ("      sessions: {most: 2}\n      max_sessions: 3\n", "max_sessions is in line 5 already"),
+    ("http: {rate: 5, rate: 6}\n", "line 5: http.rate is in line 5 already: leave out"),
     ("metrics: true\nmetrics: false\n", "line 6: metrics is in line 5 already: leave out one"),
     ("      replicas: 0\n", r"line 5: models\.0\.target\.replicas: write a number of replicas above 0"),
     ("      replicas: two\n", r"line 5: models\.0\.target\.replicas: write a number of replicas above 0"),

@@ -1,11 +1,9 @@
 """An option has one name, default and range wherever it can be written; and a wrong value is told alike everywhere."""
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -169,37 +167,6 @@ LINES: dict[tuple[str, ...], dict[str, set[str]]] = {
     for group, within in (((), MAIN), (("serve",), MAIN.commands["serve"]))  # type: ignore[attr-defined]
 }
 LINES[()] = {name: flags for name, flags in LINES[()].items() if name not in ("affinity", "bench", "serve")}
-
-
-OLD = (
-    SMALLEST
-    + """\
-      sessions: {most: 7, per_peer: 3, idle_seconds: 5.0}
-    outputs: 9
-http: {requests_per_minute: 30, max_request_mib: 2, max_requests_mib: 3}
-grpc: {requests_per_minute: 40, max_request_mib: 5, certificate: c.pem, key: k.pem}
-security: {tls: {ca: a, certificate: b, key: c}}
-"""
-)
-
-
-def test_keys_of_older_files_are_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "crossdraft"):
-        made = parse(OLD, "old.yaml")
-    (model,) = made.models
-    assert (model.target.max_sessions, model.target.max_sessions_per_peer, model.target.idle_seconds) == (7, 3, 5.0)
-    assert (model.max_outputs, made.http.rate, made.http.max_body_mib, made.http.max_bodies_mib) == (9, 30, 2, 3)
-    assert (made.grpc.rate, made.grpc.max_message_mib) == (40, 5)
-    assert (made.grpc.ssl_certfile, made.grpc.ssl_keyfile, made.security.tls.cert) == (
-        *map(Path, ("c.pem", "k.pem", "b")),
-    )
-    assert len(caplog.messages) == 12
-    assert caplog.messages[0] == "old.yaml, line 5: models.target.sessions.most is called max_sessions now"
-
-
-def test_a_fault_in_an_older_key_is_said_with_its_line() -> None:
-    with pytest.raises(ConfigurationError, match=r"line 6: models\.0\.max_outputs: .*greater than or equal to 1"):
-        parse(OLD.replace("outputs: 9", "outputs: 0"))
 
 
 def test_a_gpu_that_is_reserved_is_computed_on() -> None:

@@ -5,7 +5,6 @@ process gets decide whether it must be replaced when another configuration is de
 """
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -21,8 +20,6 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from crossdraft.cluster.status import Role, installed
 from crossdraft.config.cluster import (
-    LIFTED,
-    OLD,
     Configuration,
     DrafterService,
     Front,
@@ -39,7 +36,6 @@ from crossdraft.rpc.security import TlsFiles
 from crossdraft.serving.limits import Keys
 from crossdraft.types.messages import checked_settings
 
-log = logging.getLogger(__name__)
 PartT = TypeVar("PartT", bound=Part)
 
 
@@ -72,7 +68,7 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     try:
         loader = yaml.SafeLoader(text)
         root = _configured(loader.get_single_node(), name)
-        _rename(root, name)
+        _normalize(root, name)
         values = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
@@ -153,36 +149,30 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
         yield from _parts(inner)
 
 
-def _rename(node: Node | None, file: str, where: str = "") -> None:
-    """Gives keys of older files their names of now, with a warning for each; a number of replicas that may be
-    a range becomes both their least and their most. Raises ConfigurationError if one key stands twice then."""
+def _normalize(node: Node | None, file: str, where: str = "") -> None:
+    """Makes a number of replicas that may be a range both their least and their most, and sampling settings the JSON
+    text that the command line has. Raises ConfigurationError if one key stands twice, of which YAML keeps the last."""
     if isinstance(node, SequenceNode):
         for entry in node.value:
-            _rename(entry, file, where)
+            _normalize(entry, file, where)
     if not isinstance(node, MappingNode):
         return
-    pairs: list[tuple[Node, Node]] = []
-    for key, value in node.value:
-        path = f"{where}{key.value}"
-        if path in OLD:
-            log.warning("%s, line %d: %s is called %s now", file, key.start_mark.line + 1, path, OLD[path])
-            key.value = OLD[path]
-        if path == SETTINGS and isinstance(value, MappingNode):
-            settings = json.dumps(yaml.SafeLoader("").construct_document(value))  # as the command line has it
-            value = ScalarNode(STRING, settings, value.start_mark, value.end_mark)
-        if path in SCALED and value.tag == WHOLE_NUMBER and not value.value.startswith(("0", "-")):
-            bounds = [(ScalarNode(STRING, name, key.start_mark, key.end_mark), value) for name in ("min", "max")]
-            value = MappingNode("tag:yaml.org,2002:map", bounds, value.start_mark, value.end_mark)
-        _rename(value, file, f"{path}.")
-        pairs += value.value if path in LIFTED and isinstance(value, MappingNode) else [(key, value)]
     lines: dict[str, int] = {}
-    for key, _ in pairs:
-        line = key.start_mark.line + 1
+    for place, (key, value) in enumerate(node.value):
+        path, line = f"{where}{key.value}", key.start_mark.line + 1
         if key.value in lines:
             there = f"line {lines[key.value]}"
-            raise ConfigurationError(f"{file}, line {line}: {where}{key.value} is in {there} already: leave out one")
+            raise ConfigurationError(f"{file}, line {line}: {path} is in {there} already: leave out one")
         lines[key.value] = line
-    node.value = pairs
+        marks = value.start_mark, value.end_mark
+        if path == SETTINGS and isinstance(value, MappingNode):
+            settings = json.dumps(yaml.SafeLoader("").construct_document(value))
+            node.value[place] = key, ScalarNode(STRING, settings, *marks)
+        elif path in SCALED and value.tag == WHOLE_NUMBER and not value.value.startswith(("0", "-")):
+            bounds = [(ScalarNode(STRING, name, *marks), value) for name in ("min", "max")]
+            node.value[place] = key, MappingNode("tag:yaml.org,2002:map", bounds, *marks)
+        else:
+            _normalize(value, file, f"{path}.")
 
 
 def fault_of(name: str, root: Node, location: tuple[int | str, ...], message: str) -> str:

@@ -13,24 +13,6 @@ from crossdraft.config.service import HostOptions, ProcessOptions, ServerCertifi
 
 MAX_COUNT = 1024
 NAME = {"pattern": r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$"}
-# Keys of older files, by where they stand, and what they are now; they are taken with a warning.
-OLD = {
-    "models.outputs": "max_outputs",
-    "http.requests_per_minute": "rate",
-    "http.max_request_mib": "max_body_mib",
-    "http.max_requests_mib": "max_bodies_mib",
-    "grpc.requests_per_minute": "rate",
-    "grpc.max_request_mib": "max_message_mib",
-    "grpc.certificate": "ssl_certfile",
-    "grpc.key": "ssl_keyfile",
-    "security.tls.certificate": "cert",
-}
-OLD |= {
-    f"models.{role}.sessions.{old}": new
-    for role in ("target", "drafters")
-    for old, new in (("most", "max_sessions"), ("per_peer", "max_sessions_per_peer"), ("idle_seconds", "idle_seconds"))
-}
-LIFTED = ("models.target.sessions", "models.drafters.sessions")  # groups whose keys now stand beside them
 
 
 class PartError(ValueError):
