@@ -17,10 +17,7 @@ from crossdraft.serving.grpc_client import RemoteGeneration
 from crossdraft.trace.timeline import Span, What
 
 Generated = Generation | RemoteGeneration
-RATIOS = (
-    *("acceptance_at", "accepted_length", "tokens_per_pass", "acceptance", "tokens_per_second", "idle_share"),
-    *("branch_hits", "round_milliseconds", "bytes_per_token"),
-)
+RATIOS = tuple(name for name, value in vars(Statistics).items() if isinstance(value, property))
 STYLES = {Kind.ACCEPTED: Style(color="green"), Kind.CORRECTED: Style(color="red"), Kind.BONUS: Style(color="cyan")}
 LEGEND = (
     "accepted (agrees with the draft)  corrected (in place of a refused draft token)  "

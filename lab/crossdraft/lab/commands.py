@@ -60,7 +60,7 @@ def command(name: str, benchmark: str, group: typer.Typer = app) -> Callable[[ty
 
 # Options of several commands, which have defaults of their own.
 Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
-Temperatures = Annotated[tuple[float, ...], Option("--temperature", help=f"Numbers, {COMMAS}.")]
+TEMPERATURES = f"Sampling temperatures, {COMMAS}; 0 is greedy."
 MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
 
 
@@ -91,7 +91,7 @@ class AcceptancePlan(PromptsPlan):
         f"A folder, a hub id, or bundled:NAME; {COMMAS}. `standard` takes the target's own model.",
     )
     methods: tuple[str, ...] = option(METHODS, f"Names, {COMMAS}.", "--method")
-    temperatures: Temperatures = (0.0, 0.6, 1.0)
+    temperatures: tuple[float, ...] = option((0.0, 0.6, 1.0), TEMPERATURES, "--temperature")
     k: tuple[int, ...] = option((5,), f"Draft tokens in a round; {COMMAS}.", "--num-speculative-tokens", "--k", "-k")
     tree: tuple[int, ...] = option(
         (0,), f"Nodes of a draft tree of depth k; {COMMAS}. 0: a chain.", "--tree-nodes", min=0, max=63
@@ -159,7 +159,7 @@ class ThroughputPlan(PromptsPlan):
     repeat: int = option(1, "Repetitions of each configuration, alternating.", min=1)
     tokens: int = option(64, "Tokens of each output.", min=2)
     prompt_tokens: int = option(64, "Max tokens of a prompt.", min=8)
-    temperatures: Temperatures = (0.0,)
+    temperatures: tuple[float, ...] = option((0.0,), TEMPERATURES, "--temperature")
     top_k: int = option(0, "Sample from this many most probable tokens; 0: all.", min=0)
     clients_at: float = option(0.0, "Also find how many clients at once get so many tokens/s each.", metavar="SPEED")
     method: str | None = option(None, "By default the best for the temperature.")
