@@ -12,7 +12,7 @@ from crossdraft.cli.running import UsageError, checked_options, run_to_end
 from crossdraft.cli.serve import check_engine, faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.client.api import Addresses
-from crossdraft.config.commands import NO_DRAFTER, ModelNames, RequestOptions, WhereToGenerate
+from crossdraft.config.commands import DEFAULT_DRAFTER, DEFAULT_TARGET, NO_DRAFTER, RequestOptions, WhereToGenerate
 from crossdraft.config.request import METHODS
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import NameUnknown
@@ -146,8 +146,8 @@ def _with_bundled(where: WhereToGenerate) -> WhereToGenerate:
     """With the bundled pair where no target is named; without its drafter where that is not wanted."""
     if where.target is not None or where.target_model is not None:
         return where
-    drafter = where.drafter_model or (ModelNames.drafter if where.drafter is None else None)
-    return replace(where, target_model=ModelNames.target, drafter_model=drafter)
+    drafter = where.drafter_model or (DEFAULT_DRAFTER if where.drafter is None else None)
+    return replace(where, target_model=DEFAULT_TARGET, drafter_model=drafter)
 
 
 @asynccontextmanager

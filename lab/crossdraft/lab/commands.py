@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 from crossdraft.cli import commands as command_line
-from crossdraft.config.commands import DEFAULT_DRAFTER, ModelNames, ServerKey
+from crossdraft.config.commands import DEFAULT_DRAFTER, DEFAULT_TARGET, ServerKey
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import METHODS
@@ -151,7 +151,7 @@ class ThroughputPlan(PromptsPlan):
     By crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers).
     """
 
-    drafter: str = option(f"bundled:{DEFAULT_DRAFTER}", "A folder, a hub id, or bundled:NAME.")
+    drafter: str = option(DEFAULT_DRAFTER, "A folder, a hub id, or bundled:NAME.")
     way: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.", "--configuration", "--way")
     concurrency: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.", min=1, max=1024)
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
@@ -180,8 +180,8 @@ class StartedServices:
     delay_ms: tuple[float, ...] = option(
         (), f"One-way delay to the drafter, emulated; {COMMAS}: in turn.", min=0, max=60_000, metavar="MS"
     )
-    target_model: str = option(ModelNames.target, TO_START.format("Target"))
-    drafter_model: str = option(ModelNames.drafter, TO_START.format("Drafter"))
+    target_model: str = option(DEFAULT_TARGET, TO_START.format("Target"))
+    drafter_model: str = option(DEFAULT_DRAFTER, TO_START.format("Drafter"))
     pace_target: str | None = option(None, PACE.format("pass of the target"), metavar="A,B")
     pace_drafter: str | None = option(None, PACE.format("step of the drafter"), metavar="A,B")
     engine: EngineOptions = STARTED

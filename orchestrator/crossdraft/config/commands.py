@@ -9,16 +9,9 @@ from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import Output, Sampling, Speculation, Watching
 from crossdraft.config.service import TlsOptions, Waits
 
-DEFAULT_DRAFTER = "drafter-b"
+# The models that a command starts if it is given no address, as `--model` has them.
+DEFAULT_TARGET, DEFAULT_DRAFTER = "bundled:target", "bundled:drafter-b"
 NO_DRAFTER = "none"  # in place of a drafter's address or name
-
-
-@dataclass(frozen=True)
-class ModelNames:
-    """The target and the drafter that a command starts if it is given no address, as `--model` has them."""
-
-    target: str = "bundled:target"
-    drafter: str = f"bundled:{DEFAULT_DRAFTER}"
 
 
 @dataclass(frozen=True, kw_only=True)
