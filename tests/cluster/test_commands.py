@@ -151,8 +151,6 @@ def test_a_folder_that_has_the_packages_name_is_no_part_of_it(tmp_path: Path, mo
     assert status.on_disk() == found
 
 
-def test_what_serve_says_is_in_words_that_people_use() -> None:
-    said = "Deployment 'A' has 1 replicas that have taken long, and 'B' has 11 replicas."
-    assert status.in_short(said) == "Deployment 'A' has 1 replica that have taken long, and 'B' has 11 replicas."
+def test_how_many_replicas_serve_is_said_in_words() -> None:
     progress = [status.Hosted("A", "UPDATING", serving, of, "").progress for serving, of in ((0, 0), (0, 1), (1, 2))]
     assert progress == ["none is started yet", "0 of 1 serve", "1 of 2 serve"]
