@@ -14,7 +14,7 @@ from crossdraft.audit.checks import AuditPlan, Result
 from crossdraft.cli.audit import FEW_DRAFTED, Report, run, verdict_of
 from crossdraft.cli.generate import named
 from crossdraft.cli.running import PROMPTS, CommandFailed
-from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference, ReportFile
+from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.http.middleware import HttpOptions
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
@@ -40,21 +40,17 @@ async def url() -> AsyncIterator[str]:
         yield f"http://{served.server.address}"
 
 
-async def audit(url: str, file: ReportFile, extra: dict[str, Any], reference: bool = False, **plan: Any) -> None:
-    options = AuditOptions(**{"tolerance": 0.01, "timeout": 600.0} | SMALL | plan)
+async def audit(url: str, file: Path, extra: dict[str, Any], reference: bool = False, **plan: Any) -> None:
+    options = AuditOptions(json_file=file, **{"tolerance": 0.01, "timeout": 600.0} | SMALL | plan)
     beside = AuditReference(reference_url=url, reference_body=UNDRAFTED) if reference else AuditReference()
     audited = AuditedEndpoint(url=url, extra_body=json.dumps(extra))
-    await run(AuditPlan(**named(AuditPlan, vars(options) | {"prompts": PROMPTS})), audited, beside, options, file)
-
-
-def file_in(folder: Path) -> ReportFile:
-    return ReportFile(json_file=folder / "report.json")
+    await run(AuditPlan(**named(AuditPlan, vars(options) | {"prompts": PROMPTS})), audited, beside, options)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("method", ["coupled", "seeded"])
 async def test_nothing_is_wrong_with_exact_methods(url, method, tmp_path, capsys):
-    file = file_in(tmp_path)
+    file = tmp_path / "report.json"
     await audit(url, file, {"speculative": {"method": method, "overlap": "off"}}, reference=True)
     shown = capsys.readouterr().out
     assert "demo at http://127.0.0.1" in shown
@@ -65,7 +61,7 @@ async def test_nothing_is_wrong_with_exact_methods(url, method, tmp_path, capsys
     last = shown.splitlines()[-1]
     assert last.startswith("No fault was found in what was checked")
     assert ("speculation was hardly tested" in last) == few
-    found = json.loads(file.json_file.read_text())
+    found = json.loads(file.read_text())
     assert found["faults"] == []
     assert found["draft_tokens"][0] > found["draft_tokens"][1] > 0
     assert found["plan"]["samples"] == 32
@@ -91,7 +87,7 @@ def test_the_verdict_says_whether_speculation_was_tested(drafted: tuple[int, int
 async def test_a_planted_fault_ends_the_command_with_1(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The server is told another temperature than the audit believes."""
     with pytest.raises(CommandFailed, match=r"faults were found: .*temperature") as raised:
-        await audit(url, file_in(tmp_path), {"temperature": 1.6}, greedy=0, samples=64)
+        await audit(url, tmp_path / "report.json", {"temperature": 1.6}, greedy=0, samples=64)
     assert raised.value.exit_code == 1
     assert "a temperature of +" in capsys.readouterr().out
 
@@ -109,10 +105,10 @@ async def test_a_planted_fault_ends_the_command_with_1(url: str, tmp_path: Path,
 )
 async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], faults: list[str]) -> None:
     """A temperature off by two percent is found at the sample size at which that is stated."""
-    file = file_in(tmp_path)
+    file = tmp_path / "report.json"
     with suppress(CommandFailed):
         await audit(url, file, extra, greedy=0, sampled=3, samples=1_900, tokens=8, level=0.001)
-    found = json.loads(file.json_file.read_text())
+    found = json.loads(file.read_text())
     assert found["faults"] == faults
     assert found["result"]["power"]["temperature"] < 0.02
 

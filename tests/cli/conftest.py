@@ -33,10 +33,11 @@ class Outcome:
         """Its output as lines of JSON."""
         return [json.loads(line) for line in self.out.splitlines()]
 
-    def failed(self, complaint: str, code: int = 2) -> None:
-        """Asserts that it ended with this code, printed nothing, and said this."""
+    def failed(self, complaint: str, code: int = 2, lines: int | None = None) -> None:
+        """Asserts that it ended with this code, printed nothing, and said this, in so many lines."""
         assert (self.code, self.out) == (code, "")
         assert complaint in self.err
+        assert lines in (None, self.err.count("\n")), self.err
 
 
 Cli = Callable[..., Outcome]
@@ -59,18 +60,17 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @contextmanager
-def serving(role: str, folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
-    """A service's process and its ready line; it is ended with the block."""
-    # Nobody reads what it logs of sessions while they run: a pipe that is full would stop the service.
-    quiet = () if "--log-level" in options else ("--log-level", "warning")
-    own = ("--model", str(folder), "--threads", "1", "--grace-seconds", "0", *quiet)
-    command = [*COMMAND, "serve", role, *own, *options]
-    pipe = subprocess.PIPE
+def serving(*words: object, status: int = 0) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+    """`crossdraft serve WORDS` and its ready line. It is ended with the block, and must end with this status, and
+    without a further line. What it logs is read then: a pipe that is full would stop it."""
+    command, pipe = [*COMMAND, "serve", *map(str, words)], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
-            yield process, json.loads(process.stdout.readline())
+            yield process, json.loads(process.stdout.readline() or json.dumps({"error": process.communicate()[1]}))
         finally:
             process.terminate()
+            out, log = process.communicate()
+    assert (process.returncode, out, "Traceback" in log) == (status, "", False), log
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,7 @@ def test_who_runs_another_python_is_told_to_use_the_clusters(cli: Cli, monkeypat
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.11.2\n")
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(cluster, "_check_answers", lambda _: None)
+    monkeypatch.setattr(cluster, "_check_answers", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         ended = cli("status", "--address", f"127.0.0.1:{listening.getsockname()[1]}")
     assert (ended.code, ended.out) == (1, "")

@@ -1,5 +1,6 @@
-"""`crossdraft generate` against services that run."""
+"""`crossdraft generate` against services that run, and what it shows."""
 
+import io
 import os
 import re
 import signal
@@ -7,15 +8,29 @@ import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from crossdraft.cli import generate as module
-from crossdraft.cli.display import RATIOS
-from crossdraft.cli.generate import DEFAULT_PROMPT, without_effect
-from crossdraft.client import GenerationRequest, Overlap
+from crossdraft.cli.display import (
+    DECISIONS,
+    MEANINGS,
+    RATIOS,
+    TextScreen,
+    ending,
+    events_of,
+    explanation_of,
+    figures,
+    positions,
+    rows_of,
+)
+from crossdraft.cli.generate import DEFAULT_PROMPT, notes_of
+from crossdraft.client import GenerationRequest, Kind, Overlap, Reason, Token
 from crossdraft.config.commands import WhereToGenerate
-from crossdraft.types.statistics import Statistics
+from crossdraft.speculation.choice import PLAIN, Decision
+from crossdraft.types.statistics import Counts, Statistics, Times, statistics_of
 from tests.cli.conftest import COMMAND, Cli
 
 PROMPT = "The quick brown"
@@ -57,7 +72,9 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
 
 def test_an_unknown_method_is_refused_before_anything_is_started(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "own_services", lambda *_: pytest.fail("a model was loaded"))
-    refused(cli, "unknown method 'guess'; choose one of standard, union", "generate", "--method", "guess", PROMPT)
+    cli("generate", "--method", "guess", PROMPT).failed(
+        "unknown method 'guess'; choose one of standard, union", lines=1
+    )
 
 
 def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
@@ -100,16 +117,18 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
     ],
 )
 def test_what_cannot_be_asked_for(cli: Cli, pair: Pair, options: tuple[str, ...], complaint: str) -> None:
-    refused(cli, complaint, "generate", *pair, *options, PROMPT)
+    cli("generate", *pair, *options, PROMPT).failed(complaint, lines=1)
 
 
 def test_what_no_models_can_do_is_refused_before_anything_is_started(cli: Cli) -> None:
     nobody = ("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1")
     timed = ("--method", "tli", "--seed", "1", "--temperature", "1")
-    refused(cli, "the output of method 'tli' depends on timing", "generate", *nobody, *timed)
-    refused(cli, "--drafter is given without a target", "generate", *nobody[2:], PROMPT)
+    cli("generate", *nobody, *timed).failed("the output of method 'tli' depends on timing", lines=1)
+    cli("generate", *nobody[2:], PROMPT).failed("--drafter is given without a target", lines=1)
     both = ("--target-model", "bundled:target", *nobody)
-    refused(cli, "--target and --target-model do not go together", "generate", *both, PROMPT)
+    cli("generate", *both, PROMPT).failed("--target and --target-model do not go together", lines=1)
+    for elsewhere in (nobody, ("--server", "127.0.0.1:1")):
+        cli("generate", *elsewhere, "--device", "cpu", PROMPT).failed("--device is for --target-model and", lines=1)
 
 
 def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
@@ -119,23 +138,6 @@ def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
     shown = cli("generate", *pair, "--audit", "--method", "tokentiming", "--allow-inexact", *ROUNDS, *SHORT)
     assert shown.code == 0
     assert "were drawn from their rows" in shown.err
-
-
-def test_options_that_change_nothing_are_noted() -> None:
-    request = GenerationRequest("x", max_draft_tokens=8, speculation=True, explain=True)
-    assert without_effect(request, WhereToGenerate(target="a:1,b:1"), alone=False) == []
-    notes = without_effect(request, WhereToGenerate(untrusted_drafter=True), alone=True)
-    flags = ["--speculation", "--max-draft-tokens", "--explain", "--untrusted-drafter"]
-    assert [line.split()[0] for line in notes] == flags
-    request = GenerationRequest("x", num_speculative_tokens=4)
-    assert without_effect(request, WhereToGenerate(drafter="none"), alone=True) == [
-        "-k has no effect without a drafter"
-    ]
-
-
-def test_draft_tokens_of_a_round_are_noted_also_if_as_many_are_the_default(cli: Cli, pair: Pair) -> None:
-    assert "-k has no effect with --overlap auto" in cli("generate", *pair, "-k", "5", *SHORT).err
-    assert "-k" not in cli("generate", *pair, *SHORT).err
 
 
 def test_ctrl_c_ends_a_command_that_loads_models_at_once(tmp_path: Path) -> None:
@@ -153,34 +155,26 @@ def test_ctrl_c_ends_a_command_that_loads_models_at_once(tmp_path: Path) -> None
         assert (process.returncode, "Traceback" in said) == (-signal.SIGINT, False)
 
 
-@pytest.mark.parametrize(("overlap", "noted"), [("auto", 1), ("on", 0), ("off", 0)])
-def test_draft_tokens_of_a_round_are_noted_where_a_controller_decides(overlap: str, noted: int) -> None:
-    request = GenerationRequest("x", overlap=Overlap(overlap), num_speculative_tokens=4)
-    notes = without_effect(request, WhereToGenerate(server="a:1"), alone=False)
-    assert [line[:29] for line in notes] == ["-k has no effect with --overl"] * noted
-
-
-def test_options_of_services_that_run_already_are_noted() -> None:
-    # cache_mib is in the environment
-    where = WhereToGenerate(cache_mib=9, device="cpu", threads=1, enable_prefix_caching=False)
-    notes = without_effect(GenerationRequest("x"), replace(where, target="a:1"), alone=False)
-    assert notes == [
-        "no effect with --target, as the services run already: --device, --enable-prefix-caching, --threads"
-    ]
-    assert without_effect(GenerationRequest("x"), where, alone=False) == []
+@pytest.mark.parametrize(
+    ("asked", "where", "noted"),
+    [
+        ({"num_speculative_tokens": 4}, {"server": "a:1"}, ["-k"]),
+        ({"num_speculative_tokens": 4, "overlap": Overlap.ON}, {"server": "a:1"}, []),
+        ({"num_speculative_tokens": 4, "overlap": Overlap.OFF}, {"server": "a:1"}, []),
+        ({"num_speculative_tokens": 4, "speculation": True}, {"drafter": ["none"]}, ["--speculation"]),
+        ({"speculation": True}, {"target": ["a:1", "b:1"], "drafter": ["c:1"]}, []),
+    ],
+)
+def test_options_that_change_nothing_are_noted(asked, where, noted):
+    notes = notes_of(GenerationRequest("x", **asked), WhereToGenerate(**where))
+    assert [line.split(" has no effect with ")[0] for line in notes] == noted
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
-    refused(cli, "the prompt has no tokens", "generate", *pair, "")
-    refused(cli, "maximum context length is 128 tokens", "generate", *pair, 200 * "The quick ")
-    refused(cli, "the prompt is not UTF-8", "generate", *pair, "\udcff")
+    cli("generate", *pair, "").failed("the prompt has no tokens", lines=1)
+    cli("generate", *pair, 200 * "The quick ").failed("maximum context length is 128 tokens", lines=1)
+    cli("generate", *pair, "\udcff").failed("the prompt is not UTF-8", lines=1)
     assert "the prompt is not UTF-8" in cli("generate", *pair, "-", stdin=b"\xff").err
-
-
-def refused(cli: Cli, complaint: str, *arguments: str) -> None:
-    ended = cli(*arguments)
-    ended.failed(complaint)
-    assert ended.err.count("\n") == 1
 
 
 def test_services_that_cannot_be_reached(cli: Cli, target: str) -> None:
@@ -244,3 +238,122 @@ def test_models_of_its_own_process(cli: Cli, target_folder: Path, drafter_folder
         ((target_folder, "--max-model-len", "100000"), "--max-model-len", 2),  # as of `serve target`
     ):
         cli("generate", "--target-model", *models, "--drafter", "none", PROMPT).failed(complaint, code)
+
+
+def screen(terminal: bool) -> tuple[TextScreen, io.StringIO]:
+    stream = io.StringIO()
+    system = "standard" if terminal else None
+    return TextScreen(Console(file=stream, force_terminal=terminal, color_system=system), Console(file=stream)), stream
+
+
+def token(text: str, kind: Kind) -> Token:
+    return Token(1, text, text.encode(), kind, None)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(Kind.ACCEPTED, 32), (Kind.CORRECTED, 31), (Kind.BONUS, 36)])
+def test_each_kind_has_its_colour(kind: Kind, code: int) -> None:
+    on_terminal, stream = screen(terminal=True)
+    on_terminal.token(token("[b]as it is[/b]\n", kind))
+    assert stream.getvalue() == f"\x1b[{code}m[b]as it is[/b]\n\x1b[0m"
+
+
+def test_control_sequences_of_a_model_do_not_reach_a_terminal() -> None:
+    on_terminal, stream = screen(terminal=True)
+    on_terminal.token(token("\x1b[2J\x07\x7f\t", Kind.BONUS))
+    assert "\u241b[2J\u2407\u2421\t" in stream.getvalue()
+
+
+def test_elsewhere_the_text_is_untouched() -> None:
+    to_file, stream = screen(terminal=False)
+    to_file.begin("not shown")
+    to_file.token(token("\ta\r\n" + 300 * "long ", Kind.ACCEPTED))
+    to_file.token(token("\x1b[2J", Kind.BONUS))
+    assert stream.getvalue() == "\ta\r\n" + 300 * "long " + "\x1b[2J"
+
+
+def counted(counts: Counts) -> Statistics:
+    return statistics_of("tli", 3, 1, counts, Times(1.0, 0.5, 0.1, 0.1, 10, 10))
+
+
+def table(counts: Counts, audit: bool) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(figures(counted(counts), audit))
+    return stream.getvalue()
+
+
+def test_every_figure_has_a_meaning() -> None:
+    names = ("rewinds", "branches", "branches_tried", "stalls", "speculated", "drafters_lost", "targets_lost")
+    statistics = counted(Counts(**dict.fromkeys(names, 1)))
+    assert [name for name, _ in rows_of(statistics) + events_of(statistics)] == list(MEANINGS)
+
+
+def test_acceptance_is_shown_by_position() -> None:
+    counts = Counts(audited=7)
+    for accepted, refused in ((3, False), (1, True), (1, True), (0, True)):
+        counts.rounds(3, accepted, refused, 1)
+    assert positions(counted(counts)) == "75% 33% 100%"
+    shown = table(counts, audit=True)
+    assert "1.25 per round" in shown
+    assert "7 draft tokens were drawn from their rows" in shown
+    never = Counts()
+    assert positions(counted(never)) == ""
+    never.rounds(3, 0, True, 1)
+    assert positions(counted(never)) == "0%"
+    long = Counts()
+    long.rounds(20, 20, False, 1)
+    assert positions(counted(long)) == 8 * "100% " + "…"
+
+
+def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:
+    counts = Counts(draft_tokens=3, bonus=3)
+    counts.rounds(3, 1, True, 1)
+    shown = table(counts, audit=False)
+    assert "none: no draft token came in time" in shown
+    assert "draft tokens that agree │ 1.00 per round, late ones included" in shown
+    counts = replace(counts, accepted=3, corrected=1)
+    assert "75.0% of 4" in table(counts, audit=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "tokens", "words"),
+    [
+        (Reason.LENGTH, 12, "max tokens"),
+        (Reason.LENGTH, 11, "context full"),
+        (Reason.STOP, 12, "end of sequence, or what was to stop it"),
+        (None, 3, ""),
+    ],
+)
+def test_why_an_output_ended(reason: Reason | None, tokens: int, words: str) -> None:
+    assert ending(reason, replace(counted(Counts(tokens=tokens)), settings={"max_tokens": 12})) == words
+
+
+def test_what_was_used_for_sampling_is_shown() -> None:
+    stream = io.StringIO()
+    used = replace(counted(Counts()), settings={"temperature": 0.7, "top_k": 20, "max_tokens": 4096})
+    Console(file=stream, width=100).print(figures(used))
+    assert "temperature 0.7, top_k 20, max_tokens 4096" in stream.getvalue()
+
+
+def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:
+    assert "0 draft tokens were drawn from their rows" in table(Counts(), audit=True)
+    assert "drawn from" not in table(Counts(), audit=False)
+
+
+def test_an_output_without_draft_tokens_shows_why() -> None:
+    assert "drafted nothing: there is no drafter" in table(Counts(undrafted="there is no drafter"), audit=False)
+    aside = table(Counts(undrafted="no room", stood_aside=3), audit=False)
+    assert "stood aside 3 times, the last time because no room" in aside
+    assert "drafted nothing" not in table(Counts(draft_tokens=3), audit=False)
+
+
+def test_of_many_decisions_the_first_and_the_last_are_explained() -> None:
+    def explained(number: int) -> list[str]:
+        decisions = [Decision(float(at), 1, PLAIN) for at in range(number)]
+        return explanation_of(SimpleNamespace(decisions=decisions, statistics=None, estimates=()))  # type: ignore[arg-type]
+
+    few, many = explained(1), explained(100)
+    assert few == ["1 epoch:", "  after 0.000 s, 1 epoch: no drafter; plain decoding"]
+    assert many[0] == "100 epochs:"
+    assert many[DECISIONS + 1] == f"  … {100 - 2 * DECISIONS} more decisions; --json has all"
+    assert [many[1].split()[1], many[-1].split()[1]] == ["0.000", "99.000"]
+    assert len(many) == 2 * DECISIONS + 2

@@ -1,20 +1,31 @@
-"""Services as processes of a command: they end with it, however it ends."""
+"""Processes that a command starts: services, which end with it, and workers that share a port, die, return and end."""
 
 import asyncio
 import os
+import re
 import signal
+import socket
+import subprocess
 import sys
+import urllib.request
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
+import openai
 import pytest
 
 from crossdraft.cli import processes
 from crossdraft.cli.processes import Wanted, running
 from crossdraft.cli.running import CommandFailed, Interrupted, UsageError, run_to_end
+from crossdraft.cli.workers import Worker, Workers, reserved
 from crossdraft.config.engine import EngineOptions
 from crossdraft.engine.served_model import ModelOptions
+from crossdraft.rpc.errors import CannotListen
+from tests.cli.conftest import Cli, serving
+from tests.rpc.clock import HANGS
 
 READY = """
 import json, os, signal
@@ -132,3 +143,114 @@ async def test_one_that_ends_while_it_is_waited_for_is_not_waited_for_any_more()
     with pytest.raises(CommandFailed, match="the target did not start: it printed no error"):
         async with running([wanted(GONE)]):
             raise AssertionError("it cannot have started")
+
+
+STREAMS = 20  # that they all reach the same of two workers happens once in 500,000 runs
+FEW = 4
+TOKENS = 40
+
+
+Supervised = tuple["subprocess.Popen[str]", dict[str, Any]]  # the process, and its ready line
+
+
+def supervised(kind: str, target: str, *options: object, status: int = 0) -> AbstractContextManager[Supervised]:
+    """A server with two workers; it is ended with the block, and must end with this status."""
+    own = ("--target", target, "--model", "toy", "--port", 0, "--workers", 2, "--log-level", "warning")
+    return serving(kind, *own, *options, status=status)
+
+
+def logged(process: "subprocess.Popen[str]", pattern: str) -> "re.Match[str]":
+    """The first line of its log from now on in which this is found."""
+    return next(found for line in process.stderr if (found := re.search(pattern, line)))
+
+
+def begun(address: str) -> tuple[openai.OpenAI, Any, str]:
+    """A stream on a connection of its own, and what came with its first chunk."""
+    own = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=120)
+    stream = own.completions.create(
+        model="toy", prompt="Say", max_tokens=TOKENS, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    return own, stream, next(stream).choices[0].text
+
+
+def rest(stream: Any, text: str) -> str | None:
+    """The whole text of a stream that was begun; None if it broke off."""
+    try:
+        for chunk in stream:
+            text += chunk.choices[0].text
+    except (openai.APIError, httpx.HTTPError):
+        return None
+    return text
+
+
+def successes(address: str) -> float:
+    """Outputs that ended well, of all workers."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("crossdraft_request_success_total{"))
+
+
+def test_one_that_is_killed_comes_back_while_streams_of_the_other_go_on_and_all_are_drained(slow: str) -> None:
+    with supervised("http", slow, "--max-outputs", 2 * STREAMS, "--grace-seconds", 120) as (process, ready):
+        (first, _), address = ready["workers"], ready["address"]
+        streams = [begun(address) for _ in range(STREAMS)]
+        os.kill(first, signal.SIGKILL)
+        texts = [rest(stream, text) for _, stream, text in streams]
+        whole = [text for text in texts if text is not None]
+        assert whole
+        assert len(set(whole)) == 1  # greedy, of one prompt
+        assert logged(process, r"worker (\d+) died with status -9")[1] == str(first)
+        assert logged(process, r"worker \d+ serves in the place of (\d+)")[1] == str(first)
+        again = [begun(address) for _ in range(FEW)]
+        assert [rest(stream, text) for _, stream, text in again] == [whole[0]] * FEW
+        # One that was killed may have counted an output whose last bytes never left it.
+        assert len(whole) + FEW <= successes(address) <= STREAMS + FEW
+        last = [begun(address) for _ in range(FEW)]
+        process.terminate()  # all are drained
+        assert [rest(stream, text) for _, stream, text in last] == [whole[0]] * FEW
+        for own, *_ in (*streams, *again, *last):
+            own.close()
+        process.wait()  # or the signal at the end of the block would be a second one, which kills it
+
+
+def test_grpc_with_metrics_of_all_and_workers_that_do_not_end_well(cli: Cli, slow: str) -> None:
+    with supervised("grpc", slow, "--metrics-port", 0, "--grace-seconds", 120, status=1) as (process, ready):
+        made = [cli("generate", "--server", ready["address"], "--max-tokens", 4, "Say") for _ in range(4)]
+        assert [one.code for one in made] == [0] * 4
+        assert successes(ready["metrics"]) == 4
+        for worker in ready["workers"]:
+            os.kill(worker, signal.SIGSTOP)
+        process.terminate()
+        assert process.poll() is None  # it waits for them
+        for worker in ready["workers"]:
+            os.kill(worker, signal.SIGKILL)
+        process.wait()
+
+
+async def test_a_worker_may_print_before_and_after_its_ready_line() -> None:
+    """Libraries do. Where nobody reads, the worker stops as soon as the pipe is full."""
+    printing = r"print('hello\n{\"ready\": true}', flush=True); print('x' * 2**22)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", printing, stdout=asyncio.subprocess.PIPE)
+    worker = Worker(process)
+    try:
+        assert await Workers(1, "127.0.0.1", {}, 10.0, (), {}, print)._readiness(worker) is None
+        assert worker.ready == {"ready": True}
+        assert await asyncio.wait_for(process.wait(), HANGS) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+
+def test_what_cannot_be_served(cli: Cli) -> None:
+    pair = ("--target", "127.0.0.1:9", "--model", "toy")
+    cli("serve", "http", *pair, "--workers", 0).failed("--workers must be at least 1, got 0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cli("serve", "grpc", *pair, "--workers", 2, "--port", port).failed("choose another port", code=1)
+
+
+def test_a_reserved_port_is_for_those_who_share_it() -> None:
+    with reserved("127.0.0.1", 0) as holder:
+        port = holder.getsockname()[1]
+        with socket.create_server(("127.0.0.1", port), reuse_port=True), pytest.raises(CannotListen):
+            reserved("127.0.0.1", port)

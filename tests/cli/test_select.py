@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crossdraft.cli.select import CERTAIN, Candidate, advice, best_of
+from crossdraft.cli.measuring import Table
+from crossdraft.cli.select import CERTAIN, COLUMNS, Candidate, advice, best_of
 from tests.cli.conftest import Cli
 
 CANDIDATE = Candidate("bundled:b", "slem", 0.5, 1.4, "lock-step, 4", 1.25, 0.1, 12.5, 10.0, 1, 1.1, {})
@@ -28,6 +29,11 @@ def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none_beyond_chance()
     assert best_of([doubtful]) is None
     assert said.startswith("None is shown to help: the best, bundled:b with method slem, is 1.29 ± 0.50")
     assert "may be chance: measure more prompts (--limit)" in said
+
+
+def test_a_speed_without_repeats_is_none_where_all_outputs_repeat_themselves() -> None:
+    shown = [Table.of([one], COLUMNS).rows[0][6] for one in (CANDIDATE, replace(CANDIDATE, without_repeats=0.0))]
+    assert shown == ["1.10 × (1)", "none (1)"]
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from unittest.mock import patch
 
 import httpx2 as httpx
 import ray
-from openai import AsyncOpenAI, AsyncStream
-from openai.types import Completion
+from openai import AsyncOpenAI
 from ray.exceptions import RaySystemError
 
 from crossdraft.cluster import capacity
@@ -25,9 +24,10 @@ from crossdraft.cluster.capacity import NotServedError
 from crossdraft.cluster.config import parse
 from crossdraft.cluster.deploy import Waiting, deploy, undeploy
 from crossdraft.cluster.status import Entry, Role, deployed
+from tests.cluster.machines.streams import Stream, Streams
 from tests.serving.exposed import samples
 
-__all__ = ["NotServedError", "RunningCluster", "deployed", "ray", "running", "streams", "undeploy"]
+__all__ = ["NotServedError", "RunningCluster", "deployed", "ray", "running", "undeploy"]
 HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
 OFFERS = {HEAD: {"ingress": 4, "drafter": 3}, TARGETS: {"target": 3, "orchestrator": 8}}
 ENVIRONMENT = {
@@ -248,48 +248,12 @@ def kill(entry: Entry) -> None:
     os.kill(entry.process, signal.SIGKILL)
 
 
-@dataclass
-class Heard:
-    """What a client has of one stream."""
-
-    text: str = ""
-    chunks: int = 0
-    tokens: int = 0  # as the server counts them, at the end
-
-
 @asynccontextmanager
-async def streams(client: AsyncOpenAI, seeds: Sequence[int], tokens: int) -> AsyncIterator[list[Heard]]:
-    """Streams with these seeds, each with a chunk at least; at the end of the block all of them have ended."""
-    opened = await asyncio.gather(*(opened_stream(client, seed, tokens) for seed in seeds))
-    heard = [Heard() for _ in seeds]
-    begun = [asyncio.Event() for _ in seeds]
+async def streams(client: AsyncOpenAI, seeds: Sequence[int], tokens: int) -> AsyncIterator[list[Stream]]:
+    """Streams with these seeds, each with a piece at least; at the end of the block all have ended, unbroken."""
+    made = Streams(client, seeds, tokens, model=MODEL)
     async with asyncio.TaskGroup() as group:
-        for stream, one, event in zip(opened, heard, begun, strict=True):
-            group.create_task(hear(stream, one, event))
-        for event in begun:
-            await event.wait()
-        yield heard
-
-
-async def opened_stream(client: AsyncOpenAI, seed: int, tokens: int, outputs: int = 1) -> AsyncStream[Completion]:
-    """One stream of so many outputs of so many tokens."""
-    return await client.completions.create(
-        model=MODEL,
-        prompt=PROMPT,
-        max_tokens=tokens,
-        seed=seed,
-        n=outputs,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
-    )
-
-
-async def hear(stream: AsyncStream[Completion], heard: Heard, begun: asyncio.Event) -> None:
-    async for chunk in stream:
-        if chunk.choices:
-            heard.text += chunk.choices[0].text
-            heard.chunks += 1
-            begun.set()
-        if chunk.usage is not None:
-            heard.tokens = chunk.usage.completion_tokens
+        group.create_task(made.run())
+        await made.under_way(1)
+        yield [made.current[seed] for seed in seeds]
+    assert [one.fault for one in made.ended if one.fault] == []

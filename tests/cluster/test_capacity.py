@@ -1,17 +1,33 @@
-"""Where replicas are placed, and what is said of nodes that lack something."""
+"""Where replicas are placed, what is said of nodes that lack something, and what Serve is to run, in what order."""
 
 import json
+import socket
+import sys
+import time
+import traceback
+from contextlib import nullcontext
 from dataclasses import replace
+from math import inf
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from ray.experimental import internal_kv
+from ray.serve._private import application_state
+from ray.serve.config import AutoscalingConfig
 
-from crossdraft.cluster import capacity, status
+from crossdraft.cluster import capacity, config, deploy, servers, status
 from crossdraft.cluster.capacity import Need, Nodes, NotServedError, Waiting, needs_of, placed, take
-from crossdraft.cluster.config import HEAD, parse, processes_of
+from crossdraft.cluster.config import HEAD, Process, parse, processes_of
+from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
+from crossdraft.cluster.servers import OUTPUTS, by_outputs, check, ongoing
+from crossdraft.config.cluster import Scale
+from crossdraft.rpc.errors import CannotListen
+from crossdraft.types.statistics import ModelStatistics
 
-NODES: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
+TWO: Nodes = {"a": {"CPU": 4.0, "target": 1.0}, "b": {"CPU": 2.0, "drafter": 2.0}}
 THREE: Nodes = {"head": {"CPU": 2.0, HEAD: 1.0}, "a": {"CPU": 2.0}, "b": {"CPU": 2.0}}
 TEXT = """\
 models:
@@ -68,14 +84,14 @@ def test_a_replica_on_several_devices_needs_places_for_each_of_its_processes() -
     ],
 )
 def test_what_has_no_place_is_said(need: Need, room: int) -> None:
-    found = placed([need], NODES)
+    found = placed([need], TWO)
     assert len(found.places["t"]) == room
     if room == need.count:
         assert found.faults == ()
     else:
         assert found.faults[0].startswith(f"t: {need.count} wanted, each with ")
         assert found.faults[0].endswith(f"; there is room for {room}")
-        assert len(found.faults) == 1 + len(NODES) + 1
+        assert len(found.faults) == 1 + len(TWO) + 1
 
 
 def test_replicas_that_fit_in_sum_but_on_no_node_are_refused_with_what_each_node_has_left() -> None:
@@ -136,3 +152,222 @@ def test_a_front_is_on_every_node_that_has_room_left() -> None:
     assert (beside.faults, len(beside.places["http front"]), beside.most("http front")) == ((), 1, 1)
     alone = replace(front, more=False, count=2)
     assert len(placed([alone], THREE).places["http front"]) == 2
+
+
+BEFORE = """\
+models:
+  - name: small
+    target: {model: m, replicas: 2}
+    drafters: [{name: d, model: n}]
+grpc: {}
+"""
+NODES = {"one": {"CPU": 16.0}}
+ALL = ["Directory", "Target-small", "Drafter-small-d", "Orchestrator-small", "Grpc", "Http"]
+
+
+def of(text: str, folder: Path | None = None) -> Processes:
+    configuration = parse(text, folder=folder)
+    return replicas_of(configuration, placed(needs_of(processes_of(configuration)), NODES))
+
+
+def named(found: Processes, name: str) -> Process:
+    (one,) = (one for one in found if one.deployment == name)
+    return one
+
+
+def replaced(after: str, before: str = BEFORE) -> list[str]:
+    """Deployments of both, with other versions."""
+    versions = versions_of(of(before))
+    return [one.deployment for one in of(after) if versions.get(one.deployment, one.version) != one.version]
+
+
+def test_everything_is_a_deployment_and_what_is_the_same_goes_on() -> None:
+    assert [one.deployment for one in of(BEFORE)] == ALL
+    assert replaced(BEFORE) == []
+
+
+def test_another_number_of_replicas_replaces_none_of_them_and_a_range_all() -> None:
+    some, more = (
+        BEFORE.replace("replicas: 2", f"replicas: {many}") for many in ("{min: 2, max: 3}", "{min: 1, max: 9}")
+    )
+    assert replaced(BEFORE.replace("replicas: 2", "replicas: 3")) == replaced(more, some) == []
+    assert replaced(some) == ["Target-small"]
+    assert named(of(some), "Target-small").replicas == Scale(min=2, max=3)
+
+
+@pytest.mark.parametrize("changed", ["n, threads: 2", "n, resources: {cpus: 2}", "n, max_sessions: 4"])
+def test_a_service_with_other_options_is_replaced(changed: str) -> None:
+    assert replaced(BEFORE.replace("model: n", f"model: {changed}")) == ["Drafter-small-d"]
+
+
+def test_orchestrators_are_of_the_models_that_they_serve() -> None:
+    assert replaced(BEFORE.replace("model: n", "model: o")) == ["Drafter-small-d", "Orchestrator-small"]
+    assert replaced(BEFORE + "http: {burst: 20}\n") == ["Http"]
+    assert replaced(BEFORE + "metrics_port: 9400\n") == ["Directory"]
+
+
+def test_another_package_replaces_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = versions_of(of(BEFORE))
+    monkeypatch.setattr(config, "installed", lambda: "0.2.0+other")
+    assert {*before.items()}.isdisjoint(versions_of(of(BEFORE)).items())
+
+
+def test_other_contents_of_a_file_make_another_service(tmp_path: Path) -> None:
+    text = BEFORE.replace("model: n", "model: n, vocab_keep: 5, frequencies: f.npz")
+    text = text.replace("model: m,", "model: m, chat_template: chat.jinja,")
+
+    def versions() -> dict[str, str]:
+        return versions_of(of(text, tmp_path))
+
+    before = versions()
+    assert versions() == before
+    (tmp_path / "f.npz").write_bytes(b"another")
+    assert {*versions().items()} - {*before.items()} == {("Drafter-small-d", versions()["Drafter-small-d"])}
+    (tmp_path / "chat.jinja").write_text("another")
+    assert versions()["Target-small"] != before["Target-small"]
+
+
+def test_other_models_are_served_beside_those_before_until_fronts_know_them() -> None:
+    before, after = of(BEFORE), of(BEFORE.replace("name: small", "name: other"))
+    first, second, third = steps(after, before, {"one": {"CPU": 16.0}})
+    assert versions_of(first).keys() == versions_of(second).keys() == (versions_of(before) | versions_of(after)).keys()
+    for fronts, found in ((before, first), (after, second)):
+        assert (named(found, "Http"), named(found, "Grpc")) == (named(fronts, "Http"), named(fronts, "Grpc"))
+        assert found[-1].deployment == "Http"
+    assert third == after
+
+
+def test_without_room_or_without_other_models_all_is_replaced_at_once() -> None:
+    before, after = of(BEFORE), of(BEFORE.replace("name: small", "name: other"))
+    assert steps(after, before, {"one": {"CPU": 1.0}}) == (after,)
+    assert steps(before, before, {"one": {"CPU": 16.0}}) == (before,)
+    assert steps(after, (), {"one": {"CPU": 16.0}}) == (after,)
+
+
+def surges(found: Processes, before: Processes, cpus: float) -> dict[str, int]:
+    """Percent of replicas that may exist twice."""
+    built = application(found, before, {"one": {"CPU": cpus}})._bound_deployment
+    below = [one._bound_deployment for one in built.init_args[1:] if hasattr(one, "_bound_deployment")]
+    return {one.name: one._deployment_config.max_surge_percent for one in (built, *below)}
+
+
+def test_a_replica_starts_before_the_one_that_it_replaces_ends_where_there_is_room_beside_it() -> None:
+    before, after = of(BEFORE), of(BEFORE.replace("model: n", "model: n, threads: 2"))
+    assert surges(after, before, 16.0)["Drafter-small-d"] == 100
+    assert surges(after, before, 0.5)["Drafter-small-d"] == 0
+    found = surges(after, before, 1.0)  # what goes on does not take it away
+    assert (found["Drafter-small-d"], found["Target-small"]) == (100, 0)
+
+
+def test_more_replicas_start_beside_those_before_only_if_all_have_room() -> None:
+    more = of(BEFORE.replace("replicas: 2", "replicas: 4, threads: 2"))
+    assert (surges(more, of(BEFORE), 3.0)["Target-small"], surges(more, of(BEFORE), 2.9)["Target-small"]) == (100, 0)
+
+
+def test_fronts_start_beside_those_before_only_where_each_node_has_room_for_another() -> None:
+    """With room on some nodes only the new ones would wait for ever: Serve ends any of those before, not that one."""
+    fronts, changed = (
+        BEFORE.replace("grpc: {}", "grpc: {replicas: 2}"),
+        BEFORE.replace("grpc: {}", "grpc: {replicas: 2, burst: 9}"),
+    )
+    nodes = {name: {"CPU": 16.0} for name in ("one", "two")}
+
+    def made(text: str) -> Processes:
+        configuration = parse(text)
+        return replicas_of(configuration, placed(needs_of(processes_of(configuration)), nodes))
+
+    for left, surge in ((16.0, 100), (0.0, 0)):
+        found = application(made(changed), made(fronts), {"one": {"CPU": 16.0}, "two": {"CPU": left}})._bound_deployment
+        (grpc,) = (one._bound_deployment for one in found.init_args[1:] if one._bound_deployment.name == "Grpc")
+        assert grpc._deployment_config.max_surge_percent == surge
+
+
+def test_a_replica_of_several_processes_has_a_place_for_each() -> None:
+    target = "target: {model: m, tensor_parallel_size: 2, resources: {cpus: 4, gpus: 2}}"
+    found = of(BEFORE.replace("target: {model: m, replicas: 2}", target))
+    built = application(found, (), {})._bound_deployment
+    (deployment,) = (
+        one._bound_deployment
+        for one in built.init_args[1:]
+        if getattr(one, "_bound_deployment", built).name == "Target-small"
+    )
+    assert deployment._replica_config.placement_group_bundles == [{"CPU": 2, "GPU": 1}] * 2
+
+
+def test_of_what_has_a_fixed_port_a_node_takes_one() -> None:
+    assert named(of(BEFORE), "Grpc").most == 1
+    assert named(of(BEFORE.replace("grpc: {}", "grpc: {port: 0}")), "Grpc").most == inf
+
+
+def test_replicas_follow_the_outputs_that_they_have() -> None:
+    aimed = AutoscalingConfig(min_replicas=1, max_replicas=9, target_ongoing_requests=4)
+    loaded: Any = SimpleNamespace(aggregated_metrics={OUTPUTS: {"one": 9.0, "other": 8.0}}, config=aimed)
+    idle: Any = SimpleNamespace(aggregated_metrics={}, config=aimed)
+    assert (by_outputs(loaded), by_outputs(idle)) == ((5, {}), (0, {}))
+
+
+def test_a_load_is_never_more_than_all_of_the_time() -> None:
+    """Though a step that began before the load was last asked for counts whole."""
+    replica: Any = SimpleNamespace(_work=(0, 0.0), _asked=time.monotonic(), _server=SimpleNamespace(work=(2, 5.0)))
+    assert servers.ServerReplica._load(replica) == (2, 1.0)
+
+
+async def test_serve_shows_the_text_alone_of_what_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(servers, "logged", lambda _: nullcontext())
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
+    wrong = ValueError("there is no device nowhere")
+    wrong.__cause__ = RuntimeError("a library's")
+    replica: Any = SimpleNamespace(server=AsyncMock(side_effect=wrong))
+    with pytest.raises(ValueError, match="nowhere") as raised:
+        await servers.ServerReplica.__init__(replica, named(of(BEFORE), "Target-small"))  # type: ignore[func-returns-value]
+    assert traceback.format_exception(raised.value) == ["ValueError: there is no device nowhere\n"]  # as Serve does
+
+
+def test_of_a_drafter_those_outputs_count_that_it_drafts_for_or_that_wait_for_it() -> None:
+    """Not all open sessions: where drafting does not pay it does nothing for them."""
+    before = ModelStatistics(10, 1.0, {1: 10}, 0, 0, 0, 0, 0.5, 0)
+    after = replace(before, steps=30, seconds=3.0, batches={1: 10, 4: 20}, queued_seconds=1.5)
+    assert ongoing(before, after) == 2.0 * 4 + 1.0
+    assert ongoing(after, after) == 0
+
+
+def test_a_node_is_asked_for_what_a_service_needs_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "node_address", lambda: "127.0.0.1")
+
+    def checked(text: str) -> None:
+        check(named(of(text, tmp_path), "Target-small"))
+
+    with pytest.raises(ValueError, match=f"there is no folder {tmp_path}/m"):
+        checked(BEFORE.replace("model: m", f"model: {tmp_path}/m"))
+    with pytest.raises(ValueError, match="there is no bundled model"):
+        checked(BEFORE.replace("model: m", "model: 'bundled:e'"))
+    with pytest.raises(ValueError, match=r"there is no file .*chat\.jinja"):
+        checked(BEFORE.replace("model: m", "model: m, chat_template: chat.jinja"))
+    with pytest.raises(ValueError, match=r"there is no file .*ca\.pem"):
+        checked(BEFORE + "security: {tls: {ca: ca.pem, cert: c.pem, key: k.pem}}\n")
+    checked(BEFORE)
+
+
+def test_a_port_that_another_process_has_is_found_but_not_the_predecessors() -> None:
+    def checked(port: int) -> None:
+        check(named(of(BEFORE.replace("grpc: {}", f"grpc: {{port: {port}}}")), "Grpc"))
+
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as mine:
+        checked(mine.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CannotListen, match="cannot listen on 127"):
+        checked(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("at_fault", ["configuration", "nodes"])
+def test_serve_shows_what_is_wrong_at_once_and_does_not_try_again(at_fault: str, monkeypatch: pytest.MonkeyPatch):
+    """As its task does for `serve deploy`, which is tried three times more where it raises anything."""
+    monkeypatch.setattr(application_state, "configure_component_logger", lambda **_: None)
+    monkeypatch.setattr(deploy, "_checked", Mock(side_effect=NotServedError("a port is taken")))
+    args, said = {
+        "configuration": ({"models": []}, "models is empty; name at least one"),
+        "nodes": ({"models": [{"name": "small", "target": {"model": "m"}}]}, "a port is taken"),
+    }[at_fault]
+    build = application_state.build_serve_application._function
+    found = build(f"{deploy.__name__}:build", "1", "crossdraft", args, None, None, {}, {}, {})
+    assert found == (None, None, said)

@@ -1,10 +1,12 @@
-"""`crossdraft deploy` and `status`, typed where a cluster runs; it was itself deployed so."""
+"""`crossdraft deploy` and `status`, typed where a cluster runs, which was itself deployed so; and what they say."""
 
 import asyncio
 import json
 import subprocess
 from contextlib import nullcontext
+from importlib import import_module
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from ray.serve._private.common import ReplicaState
@@ -17,8 +19,8 @@ from ray.serve.schema import (
 )
 from rich.console import Console
 
-from crossdraft.cli.cluster import status, table_of
-from crossdraft.cluster import capacity
+from crossdraft.cli import cluster as commands
+from crossdraft.cluster import capacity, status
 from crossdraft.cluster.deploy import ASKING, alone
 from crossdraft.cluster.status import Deployed, Entry, Hosted, Role, deployed_with, hosted, in_short
 from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
@@ -38,7 +40,7 @@ def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
     of = (Role.DRAFTER, MODEL, "of-a-long-name", address, "x:65534", "x", 1234567, "0.1.0+a", 1000.0)
     found = Deployed((Entry("t", *of, sessions=12, busy=0.345),), "RUNNING", "", ())
     console = Console(width=80, file=StringIO(), highlight=False)
-    console.print(table_of(found, 1000.0 + 3 * 86400 + 4 * 3600))
+    console.print(commands.table_of(found, 1000.0 + 3 * 86400 + 4 * 3600))
     written = console.file.getvalue().splitlines()
     assert max(map(len, written)) <= 80
     assert {address, "65534", "1234567", "76:00", "12", "34%"} <= set(" ".join(written).split())
@@ -53,7 +55,7 @@ def test_status_names_nodes_that_are_set_up_where_something_is_missing(monkeypat
         found = ApplicationStatusOverview(ApplicationStatus.RUNNING, "", 0.0, {"Target": one})
         monkeypatch.setattr("crossdraft.cluster.status.application_status", lambda found=found: found)
         monkeypatch.setattr("crossdraft.cluster.status.deployed", lambda: deployed_with(()))
-        status("auto", as_json=False)
+        commands.status("auto", as_json=False)
         lines = capsys.readouterr().out.splitlines()
         assert "Target: unhealthy, 1 replica" in lines
         assert ("Ray sets up a node: 10.77.0.2 waiting-for-ssh" in lines) == named
@@ -115,3 +117,40 @@ def test_nothing_is_begun_while_a_node_has_another_crossdraft(cluster: RunningCl
 
 def _lines(done: "subprocess.CompletedProcess[str]") -> list[str]:
     return [line.rstrip() for line in done.stdout.splitlines()]
+
+
+def test_a_package_is_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = status.on_disk()
+    assert found == status.on_disk() == status.installed()
+    part = tmp_path / "one" / "invented_package" / "part"
+    (part / "__pycache__").mkdir(parents=True)
+    (part / "__init__.py").write_text("ONE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "one")
+    monkeypatch.setattr(status, "PACKAGE", "invented_package")
+    monkeypatch.setattr(status, "version", lambda _: "1")
+    before = status.on_disk()
+    (part / "__pycache__" / "__init__.pyc").write_bytes(b"compiled")
+    assert status.on_disk() == before
+    (part / "__init__.py").write_text("ONE = 2\n")
+    changed = status.on_disk()
+    (part / "more.py").touch()
+    whole = status.on_disk()
+    assert len({before, changed, whole}) == 3
+    laboratory = tmp_path / "one" / "invented_package" / "lab"
+    laboratory.mkdir()
+    (laboratory / "__init__.py").touch()
+    assert status.on_disk() == whole  # a checkout is as good as a wheel of it
+
+
+def test_a_folder_that_has_the_packages_name_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = status.on_disk()
+    (tmp_path / "crossdraft" / "venv").mkdir(parents=True)
+    (tmp_path / "crossdraft" / "venv" / "many.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(tmp_path / "crossdraft") in list(import_module("crossdraft").__path__)
+    assert status.on_disk() == found
+
+
+def test_how_many_replicas_serve_is_said_in_words() -> None:
+    progress = [status.Hosted("A", "UPDATING", serving, of, "").progress for serving, of in ((0, 0), (0, 1), (1, 2))]
+    assert progress == ["none is started yet", "0 of 1 serve", "1 of 2 serve"]

@@ -6,10 +6,12 @@ import os
 import signal
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
 from openai import APIError, AsyncOpenAI
+from ray.util.placement_group import placement_group_table
 
 from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Role
 from tests.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
@@ -130,3 +132,42 @@ async def _asked(client: AsyncOpenAI, id: str) -> str:
         model=MODEL, prompt=PROMPT, max_tokens=TOKENS, extra_headers={"x-request-id": id}
     )
     return reply.choices[0].text
+
+
+ALONE = "resources: {cpus: 0.5, custom: {target: 1}}"
+SHARED = "resources: {cpus: 6}, tensor_parallel_size: 2"  # more than one node has
+
+
+def others() -> list[int]:
+    """Processes of ranks but the first, which run in tasks."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it is gone
+            if command.read_bytes().startswith(b"ray::_followed"):
+                found.append(int(command.parent.name))
+    return found
+
+
+def groups() -> list[set[str]]:
+    """The nodes of placement groups."""
+    found = placement_group_table().values()
+    return [{*one["bundles_to_node_id"].values()} for one in found if one["state"] != "REMOVED"]
+
+
+@pytest.mark.full
+async def test_streams_go_on_whichever_rank_is_killed(cluster: RunningCluster, undisturbed: list[str]) -> None:
+    """Of a target that two nodes share."""
+    await asyncio.to_thread(cluster.deploy, cluster.configuration("replicas: 1").replace(ALONE, SHARED))
+    assert [len(nodes) for nodes in groups()] == [2]
+    async with cluster.client() as client:
+        for first in (False, True):
+            (serving,), (other,) = cluster.entries(Role.TARGET), others()
+            async with streams(client, SEEDS, TOKENS) as heard:
+                os.kill(serving.process if first else other, signal.SIGKILL)
+            assert [one.text for one in heard] == undisturbed
+            assert [one.tokens for one in heard] == [TOKENS] * len(SEEDS)
+            await eventually(
+                lambda gone=serving: any(one.process != gone.process for one in cluster.entries(Role.TARGET))
+            )
+    await asyncio.to_thread(cluster.deploy, cluster.configuration())
+    await eventually(lambda: cluster.complete() and not groups() and not others())

@@ -8,7 +8,6 @@ from shutil import copytree
 
 import pytest
 import yaml
-from openai import APIError
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
@@ -17,19 +16,17 @@ from crossdraft.cluster.deploy import ASKING
 from crossdraft.cluster.status import APPLICATION, Role, application_status, hosted
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import ServiceError
+from tests.cluster.machines.streams import Stream, Streams
 from tests.cluster.running import (
     HEAD,
     MODEL,
     PROMPT,
     SERVING,
     TARGETS,
-    Heard,
     NotServedError,
     RunningCluster,
     deployed,
     eventually,
-    hear,
-    opened_stream,
     ray,
     streams,
     undeploy,
@@ -90,7 +87,7 @@ async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
             pass
         undisturbed = [one.text for one in heard]
         updating = asyncio.create_task(asyncio.to_thread(cluster.deploy, changed(cluster)))
-        rounds: list[list[Heard]] = []
+        rounds: list[list[Stream]] = []
         while not updating.done():
             async with streams(client, SEEDS, TOKENS) as heard:
                 rounds.append(heard)
@@ -138,24 +135,20 @@ def tuned(folder: Path) -> Path:
 @pytest.mark.full
 async def test_no_output_is_made_by_the_weights_before_and_after_an_update(cluster: RunningCluster) -> None:
     """Those under way end, or go on where the ones before are served; none that has not begun fails."""
-    made, failed = list[Heard](), list[str]()
+    made: list[Stream] = []
     async with cluster.client() as client:
         async with streams(client, SEEDS, TOKENS) as (before,):
             pass
         text = changed(cluster).replace("model: bundled:target", f"model: {tuned(cluster.folder)}")
         updating = asyncio.create_task(asyncio.to_thread(cluster.deploy, text))
         while not updating.done():
-            made.append(Heard())
-            try:
-                await hear(await opened_stream(client, SEEDS[0], TOKENS), made[-1], asyncio.Event())
-            except APIError as error:
-                failed.append(str(error) if made[-1].text else f"before it began: {error}")
+            made += await Streams(client, SEEDS, TOKENS, model=MODEL).run()
         await updating
         async with streams(client, SEEDS, TOKENS) as (after,):
             pass
         await asyncio.to_thread(cluster.deploy, changed(cluster))
     await eventually(lambda: len(cluster.entries(Role.ORCHESTRATOR)) == 1)  # the one before has left
-    assert [one for one in failed if "replaced by another model" not in one or "before it began" in one] == []
+    assert [one for one in made if one.fault and not (one.text and "replaced by another model" in one.fault)] == []
     assert before.text != after.text
     whole = [one.text for one in made if one.tokens]
     assert before.text in whole

@@ -6,6 +6,7 @@ import logging
 import runpy
 import subprocess
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from crossdraft.cluster.capacity import needs_of, placed
+from crossdraft.cluster.capacity import Amounts, needs_of, placed
 from crossdraft.cluster.config import load, parse, processes_of
+from crossdraft.config.cluster import Configuration
 from crossdraft.lab.loadtest.figures import LoadRun
-from tests.deploy.placing import unplaced
 from tests.lab.loadtest.values import WHOLE
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,6 +30,12 @@ RAY = "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"  # says how it was called
 def read(file: str) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((REPOSITORY / file).read_text(encoding="utf-8"))
     return found
+
+
+def unplaced(configuration: Configuration, nodes: Sequence[Amounts]) -> list[str]:
+    """What has no place on these nodes, of all that a configuration asks for at once."""
+    named = {str(number): node for number, node in enumerate(nodes)}
+    return list(placed(needs_of(processes_of(configuration)), named).faults)
 
 
 def commands(cluster: dict[str, Any]) -> list[str]:

@@ -20,14 +20,13 @@ import yaml
 from crossdraft.cluster.capacity import Amounts
 from crossdraft.cluster.config import parse
 from crossdraft.config.cluster import Configuration
-from tests.deploy.placing import unplaced
+from tests.deploy.test_cluster_files import unplaced
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy" / "kubernetes"
 EXAMPLE = CHART / "examples" / "gpu.yaml"
 BIN = Path(sys.executable).parent
 HELM = shutil.which("helm", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
-with_helm = pytest.mark.skipif(HELM is None, reason="there is no Helm here: .ci/run says where it is to be had")
 Values = dict[str, Any]
 
 
@@ -45,7 +44,8 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
 
 
 def helm(*words: str | Path) -> str:
-    assert HELM is not None
+    if HELM is None:
+        pytest.skip("there is no Helm here: .ci/run says where it is to be had")
     return subprocess.run([HELM, *words], capture_output=True, text=True, check=True, timeout=600).stdout
 
 
@@ -97,9 +97,7 @@ class Rendered:
 @pytest.fixture(scope="module", params=["default", "example"])
 def chart(request: pytest.FixtureRequest) -> Rendered:
     files = [] if request.param == "default" else ["-f", EXAMPLE]
-    values = read(CHART / "values.yaml")
-    if files:
-        values = merged(values, read(EXAMPLE))
+    values = merged(read(CHART / "values.yaml"), read(EXAMPLE) if files else {})
     return Rendered(values, list(filter(None, yaml.safe_load_all(helm("template", "crossdraft", CHART, *files)))))
 
 
@@ -127,9 +125,7 @@ def node(group: Values) -> Amounts:
 
 @pytest.mark.parametrize("example", [False, True])
 def test_values_keep_to_their_schema_and_serve_what_the_package_reads(example: bool) -> None:
-    values = read(CHART / "values.yaml")
-    if example:
-        values = merged(values, read(EXAMPLE))
+    values = merged(read(CHART / "values.yaml"), read(EXAMPLE) if example else {})
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft7Validator.check_schema(schema)
     jsonschema.validate(values, schema)
@@ -154,13 +150,11 @@ def test_the_examples_of_secrets_have_what_the_chart_asks_for() -> None:
     ]
 
 
-@with_helm
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:
     for files in ([], ["-f", EXAMPLE]):
         assert "0 chart(s) failed" in helm("lint", "--strict", CHART, *files)
 
 
-@with_helm
 def test_manifests_and_pods_keep_to_the_schemas_of_kubernetes(chart: Rendered) -> None:
     validate = pytest.importorskip("kubernetes_validate")
     pods = [{"apiVersion": "v1", "kind": "Pod"} | pod for pod in chart.pods.values()]
@@ -170,7 +164,6 @@ def test_manifests_and_pods_keep_to_the_schemas_of_kubernetes(chart: Rendered) -
         validate.validate(one, "1.33", strict=True)
 
 
-@with_helm
 def test_serve_takes_its_configuration_and_builds_it_with_the_package(chart: Rendered) -> None:
     pytest.importorskip("ray.serve.schema").ServeDeploySchema.model_validate(chart.serve)
     (application,) = chart.serve["applications"]
@@ -178,7 +171,6 @@ def test_serve_takes_its_configuration_and_builds_it_with_the_package(chart: Ren
     assert callable(getattr(import_module(module), name))
 
 
-@with_helm
 def test_the_smallest_cluster_has_room_for_the_application_and_a_front_for_each_pod_that_is_asked(chart: Rendered):
     head = {"template": chart.pods["headgroup"], "rayStartParams": {}}
     workers = [node(group) for group in chart.groups.values() for _ in range(group["minReplicas"])]
@@ -187,7 +179,6 @@ def test_the_smallest_cluster_has_room_for_the_application_and_a_front_for_each_
     assert chart.configuration.http.replicas == chart.configuration.grpc.replicas == fronts
 
 
-@with_helm
 def test_the_head_checks_its_nodes_as_often_as_on_machines_of_ones_own(chart: Rendered) -> None:
     env = container(chart.pods["headgroup"])["env"]
     here = {one["name"]: one["value"] for one in env if "health_check" in one["name"]}
@@ -196,7 +187,6 @@ def test_the_head_checks_its_nodes_as_often_as_on_machines_of_ones_own(chart: Re
         assert here == dict(re.findall(r"(RAY_health_check_\w+)=(\d+)", text))
 
 
-@with_helm
 def test_proxies_are_set_up_as_on_machines_of_ones_own(chart: Rendered) -> None:
     proxy = pytest.importorskip("crossdraft.cluster.serve_grpc").PROXY
     for pod in chart.pods.values():
@@ -205,14 +195,12 @@ def test_proxies_are_set_up_as_on_machines_of_ones_own(chart: Rendered) -> None:
     assert callable(getattr(import_module(module), name))
 
 
-@with_helm
 def test_ray_asks_for_a_token_and_the_head_finds_its_cluster_again_where_that_is_chosen(chart: Rendered) -> None:
     cluster = chart.service["rayClusterConfig"]
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster.get("gcsFaultToleranceOptions", {}) == chart.values["gcsFaultTolerance"]
 
 
-@with_helm
 def test_pods_have_few_rights_and_bounded_memory_as_the_user_of_the_image(chart: Rendered) -> None:
     user = re.search(r"^USER (\d+)$", (REPOSITORY / "deploy/Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     assert user is not None
@@ -225,7 +213,6 @@ def test_pods_have_few_rights_and_bounded_memory_as_the_user_of_the_image(chart:
             assert one["image"] == chart.values["image"]
 
 
-@with_helm
 def test_clients_reach_pods_with_fronts_only_and_these_are_ready_when_all_their_fronts_serve(chart: Rendered) -> None:
     configuration = chart.configuration
     fronts = {name for name, group in chart.groups.items() if "ingress" in offers(group)}
@@ -248,7 +235,6 @@ def test_clients_reach_pods_with_fronts_only_and_these_are_ready_when_all_their_
         assert asked.items() <= ports(chart.pods[name]).items() or name not in fronts
 
 
-@with_helm
 def test_policies_name_their_sources(chart: Rendered) -> None:
     everything, front = (one["spec"] for one in chart.of("NetworkPolicy"))
     assert chart.chosen(everything["podSelector"]["matchLabels"]) == set(chart.pods)
@@ -260,7 +246,6 @@ def test_policies_name_their_sources(chart: Rendered) -> None:
     assert rule["from"] == chart.values["network"]["clients"]
 
 
-@with_helm
 def test_prometheus_finds_all_pods_and_has_rules(chart: Rendered) -> None:
     on = chart.values["monitoring"]["enabled"]
     assert len(chart.of("PodMonitor")) == len(chart.of("PrometheusRule")) == on
@@ -274,7 +259,6 @@ def test_prometheus_finds_all_pods_and_has_rules(chart: Rendered) -> None:
         assert rules["spec"] == read(CHART / "alerts.yaml")
 
 
-@with_helm
 def test_pods_come_with_the_load_and_are_ended_one_by_one_and_the_head_not_where_it_would_lose_its_cluster(chart):
     scaled = any(group["maxReplicas"] > group["minReplicas"] for group in chart.groups.values())
     assert chart.service["rayClusterConfig"]["enableInTreeAutoscaling"] is scaled is True
@@ -286,7 +270,6 @@ def test_pods_come_with_the_load_and_are_ended_one_by_one_and_the_head_not_where
     assert budgets == wanted | {"headgroup": 0 if chart.values["gcsFaultTolerance"] else 1}
 
 
-@with_helm
 def test_files_of_the_configuration_are_where_it_is_read(chart: Rendered, tmp_path: Path) -> None:
     security, grpc, secrets = chart.configuration.security, chart.configuration.grpc, chart.values["secrets"]
     files = {*filter(None, (security.api_keys, grpc.ssl_certfile, grpc.ssl_keyfile))}
@@ -300,7 +283,6 @@ def test_files_of_the_configuration_are_where_it_is_read(chart: Rendered, tmp_pa
         assert any(one["name"] == "HF_TOKEN" for one in container(chart.pods[name])["env"]) == bool(secrets["hfToken"])
 
 
-@with_helm
 def test_each_pod_makes_a_certificate_of_its_own_and_cannot_make_another(chart: Rendered, tmp_path: Path) -> None:
     if chart.configuration.security.tls is None:
         assert not any("initContainers" in pod["spec"] for pod in chart.pods.values())
@@ -317,7 +299,6 @@ def test_each_pod_makes_a_certificate_of_its_own_and_cannot_make_another(chart: 
     assert {path.name for path in own.iterdir()} == {path.name for path in files}
 
 
-@with_helm
 def test_an_ingress_leads_to_http(chart: Rendered) -> None:
     wanted = chart.values["ingress"]
     assert len(chart.of("Ingress")) == bool(wanted["host"])
@@ -329,7 +310,6 @@ def test_an_ingress_leads_to_http(chart: Rendered) -> None:
         assert one["spec"]["tls"] == [{"hosts": [wanted["host"]], "secretName": wanted["tlsSecret"]}]
 
 
-@with_helm
 def test_what_is_not_wanted_is_left_out() -> None:
     without = ("--set", "config.grpc=null,config.metrics_port=null,network.enabled=false,monitoring.enabled=true")
     bare = Rendered({}, list(filter(None, yaml.safe_load_all(helm("template", "bare", CHART, *without)))))

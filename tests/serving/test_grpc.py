@@ -15,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from crossdraft.cli.serve import ServerGroup
+from crossdraft.cli.serve import HttpAndGrpc
 from crossdraft.client import GenerationRequest, Kind, Overlap, Reason, RequestError, Token
 from crossdraft.config.api import RateOptions
 from crossdraft.rpc import errors
@@ -432,13 +432,13 @@ async def test_malformed_requests_leave_nothing_behind(outputs: FakeBackend, add
 
 async def test_servers_begin_and_end_together() -> None:
     first, second = (GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
-    async with ServerGroup(first, {"other": second}) as both:
+    async with HttpAndGrpc(first, second) as both:
         line = json.loads(both.ready_line())
-        assert (line["address"], line["other"]) == (first.address, second.address)
+        assert (line["address"], line["grpc"]) == (first.address, second.address)
         taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
         third = GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0))
         with pytest.raises(errors.CannotListen):
-            await ServerGroup(GenerationServer(FakeBackend(), taken), {"third": third}).start()
+            await HttpAndGrpc(GenerationServer(FakeBackend(), taken), third).start()
         free = Listening(port=int(third.address.rpartition(":")[2]), grace_seconds=0)
         async with GenerationServer(FakeBackend(), free):  # the third one has ended again
             pass

@@ -192,10 +192,7 @@ def frequencies(corpus: Corpus, model: Tokenizer, output: Output) -> None:
 
 @command(app, runs="crossdraft.cli.audit:audit")
 def audit(
-    endpoint: commands.AuditedEndpoint,
-    reference: commands.AuditReference,
-    options: commands.AuditOptions,
-    file: commands.ReportFile,
+    endpoint: commands.AuditedEndpoint, reference: commands.AuditReference, options: commands.AuditOptions
 ) -> None:
     """Check that a server's outputs have its model's distribution. Any server of OpenAI's API can be audited.
 

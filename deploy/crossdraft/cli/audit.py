@@ -6,13 +6,11 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from crossdraft.cli.generate import named
+from crossdraft.cli.measuring import Columns, Table, print_table
 from crossdraft.cli.processes import Wanted, base_url, http_server, running, threads_each
 from crossdraft.cli.prompts import texts_of
 from crossdraft.cli.running import (
@@ -20,19 +18,18 @@ from crossdraft.cli.running import (
     STARTS_PROCESSES,
     CommandFailed,
     UsageError,
-    check_report,
+    check_output,
     checked_options,
     counted,
     needs_extra,
-    print_whole,
     run_to_end,
-    write_report,
+    write_text,
 )
 from crossdraft.client.api import software
-from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference, ReportFile
+from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference
 
 try:
-    from crossdraft.audit.checks import FAULT, NOT_CHECKED, OK, AuditPlan, Result
+    from crossdraft.audit.checks import NOT_CHECKED, AuditPlan, Result
     from crossdraft.audit.checks import audit as run_audit
     from crossdraft.audit.endpoint import CannotBeAudited, Endpoint
     from crossdraft.audit.statistics import POWER
@@ -40,23 +37,42 @@ except ImportError as absent:
     raise UsageError(f"an audit {needs_extra('audit')} ({absent})") from absent
 
 FORMAT = 2
-STYLES = {OK: "green", FAULT: "bold red"}
 SHOWN = 8  # differences and tests in the tables; the JSON has all
-MAX_WIDTH = 90  # characters of a column
+CHECKS: Columns = {
+    "check": lambda check: check.name,
+    "finding": lambda check: check.finding,
+    "verdict": lambda check: check.verdict,
+}
+DIFFERENCES: Columns = {
+    "prompt": lambda one: one.prompt,
+    "what came": lambda one: one.text,
+    "token": lambda one: one.token,
+    "gap, nats": lambda one: f"{'over ' * one.at_least}{one.gap:.3g}",
+}
+TESTS: Columns = {  # of a test and its corrected p
+    "test": lambda one: one[0].kind,
+    "of": lambda one: one[0].where,
+    "draws": lambda one: f"{one[0].count:,}",
+    "statistic": lambda one: f"{one[0].statistic:.1f}",
+    "df": lambda one: one[0].freedom or "",
+    "p": lambda one: f"{one[0].p:.2g}",
+    "corrected p": lambda one: f"{one[1]:.2g}",
+}
 FEW_DRAFTED = 1000  # draft tokens: with fewer, speculation was hardly tested
 WANTED_ERROR = 0.02  # of a temperature, for which the report says how many samples would find it
 
 
-def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile) -> None:
+def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOptions) -> None:
     """Runs the audit; tables on stdout, and a file if a path is given."""
-    check_report(file)
+    if options.json_file is not None:
+        check_output(options.json_file)
     if reference.reference_url and reference.model:
         raise UsageError("--reference-url and --model are two references: give one of them")
     with checked_options():
         texts = texts_of(options.prompts)
         plan = AuditPlan(**named(AuditPlan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
     try:
-        run_to_end(run(plan, endpoint, reference, options, file), STARTS_PROCESSES)
+        run_to_end(run(plan, endpoint, reference, options), STARTS_PROCESSES)
     except CannotBeAudited as error:
         raise UsageError(str(error)) from error
 
@@ -72,9 +88,7 @@ def fields_of(option: str, text: str) -> dict[str, Any]:
     return found
 
 
-async def run(
-    plan: AuditPlan, audited: AuditedEndpoint, reference: AuditReference, options: AuditOptions, file: ReportFile
-) -> None:
+async def run(plan: AuditPlan, audited: AuditedEndpoint, reference: AuditReference, options: AuditOptions) -> None:
     """Raises UsageError; CommandFailed, also if a fault was found; CannotBeAudited, also if nothing was checked."""
     url = base_url(reference.reference_url, "--reference-url") if reference.reference_url else ""
     extra = fields_of("--reference-body", reference.reference_body)
@@ -111,7 +125,7 @@ async def run(
     about = endpoint.url, endpoint.model, able.api, able.top, reference.model or url
     counts = planned, sum(one.requests for one in asked), sum(one.retries for one in asked)
     drafted = None if before is None or after is None else (after[0] - before[0], after[1] - before[1])
-    show(Report(begun, software(), *about, plan, *counts, drafted, result), file)
+    show(Report(begun, software(), *about, plan, *counts, drafted, result), options.json_file)
 
 
 @dataclass(frozen=True)
@@ -133,13 +147,15 @@ class Report:
     result: Result
 
 
-def show(report: Report, file: ReportFile) -> None:
+def show(report: Report, json_file: Path | None) -> None:
     """Prints and writes it. Raises CommandFailed if there is a fault, and CannotBeAudited if nothing was checked."""
     for table in tables_of(report):
-        print_whole(table)
+        print_table(table)
     for line in reach_of(report):
         print(line)
-    write_report(file, {"format": FORMAT, **asdict(report), "faults": list(report.result.faults)})
+    if json_file is not None:
+        record = {"format": FORMAT, **asdict(report), "faults": report.result.faults}
+        write_text(json_file, json.dumps(record, indent=1) + "\n")
     if all(check.verdict == NOT_CHECKED for check in report.result.checks):
         raise CannotBeAudited("nothing is checked")
     if report.result.faults:
@@ -150,24 +166,13 @@ def show(report: Report, file: ReportFile) -> None:
 def tables_of(report: Report) -> Iterator[Table]:
     result = report.result
     beside = f", against {report.reference}" if report.reference else ""
-    checks = _table(f"{report.model} at {report.url} ({report.api}){beside}", "check", "verdict", "finding")
-    for check in result.checks:
-        checks.add_row(check.name, Text(check.verdict, STYLES.get(check.verdict, "")), Text(check.finding))
-    yield checks
+    yield Table.of(result.checks, CHECKS, f"{report.model} at {report.url} ({report.api}){beside}")
     if result.differences:
-        found = _table("greedy: the farthest differences", "prompt", "token", "gap, nats", "what came")
-        for one in sorted(result.differences, key=lambda one: -one.gap)[:SHOWN]:
-            gap = f"{'over ' * one.at_least}{one.gap:.3g}"
-            found.add_row(str(one.prompt), str(one.token), gap, Text(one.text))
-        yield found
+        farthest = sorted(result.differences, key=lambda one: -one.gap)[:SHOWN]
+        yield Table.of(farthest, DIFFERENCES, "greedy: the farthest differences")
     if result.tests:
-        headings = "test", "of", "draws", "statistic", "df", "p", "corrected p"
-        tests = _table("distributions: the least probable", *headings)
-        ranked = sorted(zip(result.adjusted, result.tests, strict=True), key=lambda one: one[1].p)
-        for adjusted, test in ranked[:SHOWN]:
-            numbers = f"{test.count:,}", f"{test.statistic:.1f}", str(test.freedom or ""), f"{test.p:.2g}"
-            tests.add_row(test.kind, Text(test.where), *numbers, f"{adjusted:.2g}")
-        yield tests
+        ranked = sorted(zip(result.tests, result.adjusted, strict=True), key=lambda one: one[0].p)
+        yield Table.of(ranked[:SHOWN], TESTS, "distributions: the least probable")
 
 
 def reach_of(report: Report) -> Iterator[str]:
@@ -194,10 +199,3 @@ def verdict_of(report: Report) -> str:
         return f"{found}; the server does not say whether it drafted meanwhile."
     drafted = report.draft_tokens[0]
     return found + f", but with {drafted} draft tokens speculation was hardly tested" * (drafted < FEW_DRAFTED) + "."
-
-
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", max_width=MAX_WIDTH)
-    return table

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import grpc
 from rich.table import Table
 
 from crossdraft.cli.processes import check_address
-from crossdraft.cli.running import CommandFailed, UsageError, interruptible, needs_extra, print_whole, warnings_shown
+from crossdraft.cli.running import CommandFailed, UsageError, interruptible, needs_extra, print_whole
 
 if TYPE_CHECKING:
     from crossdraft.cluster.status import Deployed
@@ -26,8 +25,7 @@ MISSING = f"a cluster {needs_extra('cluster')}"
 AUTO = "auto"
 # Ports of Prometheus metrics, and process ids; with whole addresses all that fits a terminal of 80 columns.
 COLUMNS = ("where", "metrics", "pid", "up h:m", "sessions", "load")
-CONNECT_SECONDS = 5.0  # Ray itself would try for minutes
-HEAD_SECONDS = 15.0  # for a head to answer that is reached
+HEAD_SECONDS = 15.0  # for a head to answer; Ray itself would try for minutes
 CHECK = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of a head
 OTHER_VERSION = "Version mismatch"  # in an error of Ray's
 NOT_DEPLOYED = "nothing is deployed on this cluster; use `crossdraft deploy`"
@@ -128,11 +126,9 @@ def _read(path: Path) -> "Configuration":
     except ModuleNotFoundError as absent:
         raise CommandFailed(MISSING) from absent
     try:
-        with warnings_shown():
-            configuration = load(path)
+        return load(path)
     except ConfigurationError as error:
         raise UsageError(*str(error).splitlines()) from error
-    return configuration
 
 
 @contextmanager
@@ -141,17 +137,20 @@ def _cluster(address: str) -> Iterator[None]:
     interruptible()
     try:
         import ray
+        from ray._private.grpc_utils import init_grpc_channel
         from ray._private.services import canonicalize_bootstrap_address
         from ray.exceptions import AuthenticationError, RayError
     except ImportError as error:
         raise CommandFailed(MISSING) from error
-    _check_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address)
+    if address != AUTO:
+        check_address("--address", address)
     try:
-        _check_answers(canonicalize_bootstrap_address(address))
+        head = address if address != AUTO else str(canonicalize_bootstrap_address(AUTO))
+        _check_answers(head, init_grpc_channel(head, [("grpc.enable_http_proxy", 0)]))
         ray.init(address, namespace="crossdraft", log_to_driver=False, logging_level=logging.WARNING)
     except AuthenticationError as error:
         raise CommandFailed(f"the cluster at {address} asks for a token: {TOKEN_ADVICE}") from error
-    except (ConnectionError, RuntimeError) as error:
+    except (ConnectionError, RuntimeError, ValueError) as error:
         if OTHER_VERSION in str(error):
             raise CommandFailed(f"{' '.join(str(error).split())}; {OWN_PYTHON}") from error
         raise CommandFailed(f"{NO_CLUSTER.format(address, str(error).rstrip('.'))}; or {TOKEN_ADVICE}") from error
@@ -164,29 +163,16 @@ def _cluster(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _check_reachable(address: str) -> None:
-    """Raises UsageError if it is no address, CommandFailed if nothing listens there. Ray itself resolves `auto`."""
-    if address == AUTO:
-        return
-    check_address("--address", address)
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except OSError as error:
-        raise CommandFailed(NO_CLUSTER.format(address, error)) from error
-
-
-def _check_answers(head: str | None) -> None:
-    """Raises CommandFailed if something listens there that says nothing, for which Ray would wait for minutes."""
-    if head is None or os.environ.get("RAY_USE_TLS", "0") != "0":
-        return
-    with grpc.insecure_channel(head, [("grpc.enable_http_proxy", 0)]) as channel:
+def _check_answers(head: str, channel: grpc.Channel) -> None:
+    """Raises ConnectionError if nothing listens there, CommandFailed if it says nothing."""
+    with channel:
         try:  # any answer will do
-            channel.unary_unary(CHECK, None, None)(b"", timeout=HEAD_SECONDS, wait_for_ready=True)
+            channel.unary_unary(CHECK, None, None)(b"", timeout=HEAD_SECONDS)
         except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                return
-            raise CommandFailed(
-                f"the head of the Ray cluster does not answer at {head} after {HEAD_SECONDS:.0f} s: look at that "
-                "machine, or start Ray there again"
-            ) from error
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise ConnectionError(error.details()) from error
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise CommandFailed(
+                    f"the head of the Ray cluster does not answer at {head} after {HEAD_SECONDS:.0f} s: look at that "
+                    "machine, or start Ray there again"
+                ) from error

@@ -2,10 +2,8 @@
 
 import inspect
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial, wraps
 from importlib import import_module
@@ -18,16 +16,6 @@ from crossdraft.cli.running import UsageError, checked_options, flag_of
 from crossdraft.config.fields import COMMAS, KINDS, PREFIX, LeftOut, default_of, fault_of, range_of
 from crossdraft.config.request import ALIASES
 
-LISTED = re.compile(r"([A-Z:]+),(\.\.\.|\1)")  # the metavar of a text with commas: it may be given in parts
-
-
-_typed: ContextVar[frozenset[str]] = ContextVar("typed", default=frozenset())  # parameters of the command that runs
-
-
-def typed(name: str) -> bool:
-    """Whether a parameter of the command that runs was typed, if only as its default."""
-    return name in _typed.get()
-
 
 class _Command(TyperCommand):
     """What typer makes of a command line, with our texts for values that cannot be.
@@ -39,12 +27,6 @@ class _Command(TyperCommand):
         super().__init__(*given, **named)
         for parameter in self.params:
             vars(parameter)["process_value"] = partial(_processed, parameter, parameter.process_value)
-
-    def invoke(self, ctx: Any) -> Any:
-        """As any command; notes which parameters were typed."""
-        sources = {one.name: ctx.get_parameter_source(one.name) for one in self.params if one.name is not None}
-        _typed.set(frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE"))
-        return super().invoke(ctx)
 
 
 def _processed(option: Any, process: Callable[..., Any], context: Any, value: Any) -> Any:
@@ -117,7 +99,7 @@ class _Option:
     """A parameter as typer is shown it; for a field, or a parameter, of another type."""
 
     parameter: inspect.Parameter
-    type: Any
+    repeats: bool  # it is a tuple of any length, and typer is shown a list
     stated: "Field[Any] | None"  # as an option
 
     def value(self, given: Any) -> Any:
@@ -127,9 +109,7 @@ class _Option:
             raise UsageError(f"{flag} {fault}")
         if given is None and self.stated is not None and isinstance(self.stated.default, LeftOut):
             return self.stated.default
-        if _repeats(self.type):
-            return tuple(given)
-        return (",".join(given or ()) or ("" if self.type is str else None)) if _in_parts(self) else given
+        return tuple(given) if self.repeats else given
 
 
 def _options(name: str, type_: Any, default: Any, stated: "Field[Any] | None" = None) -> Iterator[_Option]:
@@ -149,13 +129,8 @@ def _option(name: str, type_: Any, default: Any, stated: "Field[Any] | None") ->
     shown, default = type_, inspect.Parameter.empty if default is MISSING else default
     if isinstance(default, LeftOut):
         shown, default = shown | None, None
-    made = _Option(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY), type_, stated)
-    if _repeats(type_):
-        shown, default = list[get_args(_bare(type_))[0]], list(default)  # type: ignore[misc]  # of run time
-    elif _in_parts(made):
-        shown, default = list[str] | None, [default] if default else None
-    if get_origin(type_) is Annotated and shown is not type_:
-        shown = Annotated[shown, *get_args(type_)[1:]]
+    if repeats := get_origin(type_) is tuple:
+        shown, default = list[get_args(type_)[0]], list(default)  # type: ignore[misc]  # of run time
     if stated is not None:
         said = stated.metadata
         shorts = [f"-{'-' * (len(one) > 1)}{one}" for one, of in ALIASES.items() if of == name]
@@ -165,7 +140,8 @@ def _option(name: str, type_: Any, default: Any, stated: "Field[Any] | None") ->
         limits = range_of(said)
         help = said["description"] and said["description"] + (limits and f" {limits[0].upper()}{limits[1:]}.")
         shown = Annotated[shown, typer.Option(*flags, help=help, show_envvar=bool(variable), **words)]
-    return replace(made, parameter=made.parameter.replace(default=default, annotation=shown))
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown)
+    return _Option(parameter, repeats, stated)
 
 
 def _made(name: str, type_: Any, values: Mapping[str, Any]) -> Any:
@@ -174,17 +150,3 @@ def _made(name: str, type_: Any, values: Mapping[str, Any]) -> Any:
     types = get_type_hints(type_)
     made = {one.name: _made(one.name, types[one.name], values) for one in fields(type_)}
     return type_(**made)  # type: ignore[operator]  # is_dataclass is true of instances, too
-
-
-def _in_parts(one: _Option) -> bool:
-    """Whether it is a text with commas."""
-    metavar = one.stated is not None and one.stated.metadata["metavar"]
-    return one.type in (str, str | None) and bool(LISTED.fullmatch(metavar or ""))
-
-
-def _bare(type_: Any) -> Any:
-    return get_args(type_)[0] if get_origin(type_) is Annotated else type_
-
-
-def _repeats(type_: Any) -> bool:
-    return get_origin(_bare(type_)) is tuple and get_args(_bare(type_))[-1] is Ellipsis

@@ -17,10 +17,7 @@ from crossdraft.serving.grpc_client import RemoteGeneration
 from crossdraft.trace.timeline import Span, What
 
 Generated = Generation | RemoteGeneration
-RATIOS = (
-    *("acceptance_at", "accepted_length", "tokens_per_pass", "acceptance", "tokens_per_second", "idle_share"),
-    *("branch_hits", "round_milliseconds", "bytes_per_token"),
-)
+RATIOS = tuple(name for name, value in vars(Statistics).items() if isinstance(value, property))
 STYLES = {Kind.ACCEPTED: Style(color="green"), Kind.CORRECTED: Style(color="red"), Kind.BONUS: Style(color="cyan")}
 LEGEND = (
     "accepted (agrees with the draft)  corrected (in place of a refused draft token)  "
@@ -41,9 +38,22 @@ MEANINGS = {  # of rows of figures
     TAKEN: "accepted, of those tokens for which a draft token was there in time",
     "draft tokens that agree": "with the output, a round of drafting; late: the target had decided by then",
     "... by position": "of a round's first draft token, of the second, and so on, where they were verified",
+    "tokens/s": "from the opening of the sessions to the last token",
+    "time": "the same time",
     "in the drafter": "its forward passes, which overlap with the target's",
+    "in the target": "its forward passes",
+    "on the wire": "waiting for a service, less its time in the model",
+    "target idle": "of the time that it was open, without a pass to make",
+    "verification": "processor time of what decides between draft tokens and the target's",
+    "bytes": "between this process and the services, in both directions",
+    "bytes per token": "the same, of each token of the output",
     "rewinds": "the drafter went back after a refusal; an epoch is the life of one draft",
     "prepared continuations": "drafted ahead, for the case that a draft token is refused",
+    "prepared continuations used": "refusals of a draft token for which one of them was right",
+    "stalls": "no draft token came in time, and the target's own was taken",
+    "speculated passes": "begun while another one was under way (--speculation)",
+    "drafters lost": "it went on without one, or with another one",
+    "targets lost": "it went on with another one",
 }
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
@@ -76,8 +86,7 @@ class TextScreen:
             ended = ending(generation.reason, generation.statistics)
             self.notes.print(figures(generation.statistics, self.audit, ended))
             for name, _ in rows_of(generation.statistics) + events_of(generation.statistics) if self.verbose else ():
-                if name in MEANINGS:
-                    self.notes.print(Text(f"{name}: {MEANINGS[name]}"), soft_wrap=True)
+                self.notes.print(Text(f"{name}: {MEANINGS[name]}"), soft_wrap=True)
         for line in explanation_of(generation) if generation.decisions else ():
             self.notes.print(Text(line), soft_wrap=True)
 
@@ -146,19 +155,17 @@ def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Tab
     """The table of one generation; `audit`: with the audit, also if it checked nothing; `ended`: why, if known."""
     k = statistics.num_speculative_tokens
     title = statistics.method + (f", K = {k}" if k else "")
+    lost = "last drafter lost" if statistics.drafters_lost else "drafter"
+    more = (
+        ("sampling", ", ".join(f"{name} {value:g}" for name, value in statistics.settings.items())),
+        ("ended", ended),
+        ("audited", f"{statistics.audited} draft tokens were drawn from their rows" * audit),
+        ("drafter", undrafted(statistics)),
+        (lost, statistics.drafter_lost),
+    )
     table = Table(title=title, show_header=False, title_justify="left")
-    for name, value in rows_of(statistics) + events_of(statistics):
-        table.add_row(name, value)
-    if statistics.settings:
-        table.add_row("sampling", ", ".join(f"{name} {value:g}" for name, value in statistics.settings.items()))
-    if ended:
-        table.add_row("ended", ended)
-    if audit:
-        table.add_row("audited", f"{statistics.audited} draft tokens were drawn from their rows")
-    if why := undrafted(statistics):
-        table.add_row("drafter", Text(why))
-    if statistics.drafter_lost:
-        table.add_row("last drafter lost" if statistics.drafters_lost else "drafter", Text(statistics.drafter_lost))
+    for name, value in rows_of(statistics) + events_of(statistics) + [row for row in more if row[1]]:
+        table.add_row(name, Text(value))
     return table
 
 

@@ -1,20 +1,18 @@
 """`crossdraft generate`: one continuation, shown as it comes; made by services, by a server, or by bundled models."""
 
-import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from crossdraft.cli.commands import typed
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
-from crossdraft.cli.processes import check_address, check_addresses, patience
-from crossdraft.cli.running import UsageError, checked_options, flag_of, run_to_end
-from crossdraft.cli.serve import faults_of_models, own_services, tls_files
+from crossdraft.cli.processes import check_address, checked_addresses, patience
+from crossdraft.cli.running import UsageError, checked_options, run_to_end
+from crossdraft.cli.serve import check_engine, faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
-from crossdraft.config.commands import NO_DRAFTER, ModelNames, RequestOptions, WhereToGenerate
-from crossdraft.config.engine import EngineOptions
+from crossdraft.client.api import Addresses
+from crossdraft.config.commands import DEFAULT_DRAFTER, DEFAULT_TARGET, NO_DRAFTER, RequestOptions, WhereToGenerate
 from crossdraft.config.request import METHODS
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import NameUnknown
@@ -58,17 +56,12 @@ def generate(request: GenerationRequest, where: WhereToGenerate, as_json: bool, 
     if where.server is None:
         _check_for_services(where)
         where = _with_bundled(where)
-        work = _with_services(request, where, screen)
     else:
         _check_for_server(where, where.server)
-        work = _on_server(request, where, where.server, screen)
-    alone = where.drafter == NO_DRAFTER or (where.server is None and not (where.drafter or where.drafter_model))
-    if alone and where.drafter is None:
-        print("crossdraft: no --drafter and no --drafter-model, so the target decodes alone", file=sys.stderr)
-    notes = [f"the prompt is the default one, {DEFAULT_PROMPT!r}"] * (request.prompt == DEFAULT_PROMPT)
-    for note in [*notes, *without_effect(request, where, alone)]:
+    check_engine(where)
+    for note in notes_of(request, where):
         print(f"crossdraft: {note}", file=sys.stderr)
-    run_to_end(work)
+    run_to_end((_with_services if where.server is None else _on_server)(request, where, screen))
 
 
 def _check_for_server(where: WhereToGenerate, server: str) -> None:
@@ -90,46 +83,27 @@ def _check_for_services(where: WhereToGenerate) -> None:
         if elsewhere is not None and getattr(where, f"{own}_model") is not None:
             raise UsageError(f"--{own} and --{own}-model do not go together: give the one or the other")
     if target is not None:
-        check_addresses("--target", target)
-    if drafter is not None and drafter != NO_DRAFTER:
-        check_addresses("--drafter", drafter)
+        checked_addresses("--target", target)
+    if drafter is not None and drafter != [NO_DRAFTER]:
+        checked_addresses("--drafter", drafter)
         if target is None and where.target_model is None:
             raise UsageError("--drafter is given without a target: give --target or --target-model, too, or neither")
-    if target is None and drafter in (None, NO_DRAFTER) and tls_files(where) is not None:
+    if target is None and drafter in (None, [NO_DRAFTER]) and tls_files(where) is not None:
         raise UsageError("--tls-ca is for services that run already: give --target, or leave out --tls-...")
 
 
-def without_effect(request: GenerationRequest, where: WhereToGenerate, alone: bool) -> list[str]:
-    """What was asked for and changes nothing, in lines for people; `alone`: without a drafter."""
-    usual = GenerationRequest.num_speculative_tokens
-    rounds = request.num_speculative_tokens != usual or typed("num_speculative_tokens")
-    few_targets = request.speculation and where.server is None and "," not in (where.target or "")
-    notes = ["--speculation has no effect with fewer than two targets"] * few_targets
+def notes_of(request: GenerationRequest, where: WhereToGenerate) -> Iterator[str]:
+    """What is done in place of what was left out, and what was asked for and changes nothing, in lines for people."""
+    alone = where.drafter == [NO_DRAFTER] or (where.server is None and not (where.drafter or where.drafter_model))
+    if alone and where.drafter is None:
+        yield "no --drafter and no --drafter-model, so the target decodes alone"
+    if request.prompt == DEFAULT_PROMPT:
+        yield f"the prompt is the default one, {DEFAULT_PROMPT!r}"
+    if request.speculation and where.server is None and len(where.target or ()) < 2:
+        yield "--speculation has no effect with fewer than two targets"
+    rounds = request.num_speculative_tokens != GenerationRequest.num_speculative_tokens
     if rounds and request.overlap is Overlap.AUTO and not alone:
-        notes.append("-k has no effect with --overlap auto, where a controller decides: see --max-draft-tokens")
-    if engine := _engine_options(where):
-        there = "--server" if where.target is None else "--target"
-        notes.append(f"no effect with {there}, as the services run already: {', '.join(engine)}")
-    if alone:
-        given = (
-            ("max-draft-tokens", request.max_draft_tokens),
-            ("min-draft-tokens", request.min_draft_tokens),
-            ("branches", request.branches),
-            ("tree-nodes", request.tree_nodes),
-        )
-        names = ["-k"] * rounds + [f"--{name}" for name, value in given if value is not None]
-        names += ["--explain"] * request.explain + ["--untrusted-drafter"] * where.untrusted_drafter
-        notes += [f"{name} has no effect without a drafter" for name in names]
-    return notes
-
-
-def _engine_options(where: WhereToGenerate) -> list[str]:
-    """Options for services that are started, where none is; what comes from the environment is left out."""
-    if where.server is None and (where.target is None or where.drafter_model is not None):
-        return []
-    engine = where.engine
-    names = [one.name for one in fields(EngineOptions) if getattr(engine, one.name) != getattr(EngineOptions, one.name)]
-    return [flag_of(name) for name in names if f"CROSSDRAFT_{name.upper()}" not in os.environ]
+        yield "-k has no effect with --overlap auto, where a controller decides: see --max-draft-tokens"
 
 
 async def _with_services(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:
@@ -147,14 +121,14 @@ async def _with_services(request: GenerationRequest, where: WhereToGenerate, scr
             screen.rounds(watch.take())
 
 
-async def _on_server(request: GenerationRequest, where: WhereToGenerate, server: str, screen: Screen) -> None:
+async def _on_server(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:
     with checked_options():
         tls = None if where.tls_ca is None else trusting_credentials(where.tls_ca)
-    drafter = "" if where.drafter == NO_DRAFTER else where.drafter
+    named = None if where.drafter is None else ",".join(where.drafter)
     try:
         async with (
-            Client(server, where.api_key, tls) as client,
-            client.run(request, where.model or "", drafter) as generation,
+            Client(where.server or "", where.api_key, tls) as client,
+            client.run(request, where.model or "", "" if named == NO_DRAFTER else named) as generation,
         ):
             await _show(request, generation, screen)
     except NameUnknown as error:
@@ -172,20 +146,20 @@ def _with_bundled(where: WhereToGenerate) -> WhereToGenerate:
     """With the bundled pair where no target is named; without its drafter where that is not wanted."""
     if where.target is not None or where.target_model is not None:
         return where
-    drafter = where.drafter_model or (ModelNames.drafter if where.drafter is None else None)
-    return replace(where, target_model=ModelNames.target, drafter_model=drafter)
+    drafter = where.drafter_model or (DEFAULT_DRAFTER if where.drafter is None else None)
+    return replace(where, target_model=DEFAULT_TARGET, drafter_model=drafter)
 
 
 @asynccontextmanager
-async def services(where: WhereToGenerate) -> AsyncIterator[tuple[str, str | None]]:
+async def services(where: WhereToGenerate) -> AsyncIterator[tuple[Addresses, Addresses | None]]:
     """Addresses of target and drafter; models of this process run for the time of the block. Raises UsageError,
     CommandFailed: there is no such model, or it cannot be run so."""
-    drafter = None if where.drafter == NO_DRAFTER else where.drafter
+    drafter = None if where.drafter == [NO_DRAFTER] else where.drafter
     async with AsyncExitStack() as stack:
         with faults_of_models():
             servers = await stack.enter_async_context(own_services(where, NOWHERE))
         here = {role: server.here for role, server in servers.items()}
-        yield here.get("target") or where.target or "", here.get("drafter", drafter)
+        yield here.get("target") or where.target or (), here.get("drafter", drafter)
 
 
 def read_prompt(given: str | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from crossdraft.cli.running import CommandFailed, print_whole
 from crossdraft.client import Generation, GenerationRequest, Overlap, SamplingOptions, Statistics
@@ -132,5 +133,5 @@ def print_table(given: Table) -> None:
     for place, name in enumerate(given.headings):
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place != 1, overflow="fold")
     for row in given.rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # what a model wrote is no markup
     print_whole(table)

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
@@ -153,10 +153,12 @@ def base_url(url: str, option: str = "--url") -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
-def check_addresses(option: str, given: str) -> None:
-    """Raises UsageError unless it is host:port, or several with commas between."""
-    for one in given.split(","):
-        check_address(option, one.strip())
+def checked_addresses(option: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Each once. Raises UsageError unless all are host:port."""
+    found = tuple(dict.fromkeys(one.strip() for one in given))
+    for one in found:
+        check_address(option, one)
+    return found
 
 
 def check_address(option: str, address: str) -> None:

@@ -1,14 +1,13 @@
 """What all commands share: how they run, how they fail, what they print, and where they may write."""
 
 import asyncio
-import json
 import logging
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from errno import EACCES
@@ -17,16 +16,15 @@ from typing import Any, ClassVar
 
 import uvloop
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from crossdraft.config.commands import ReportFile, RequestOptions
+from crossdraft.config.commands import RequestOptions
 
 # Unhandled, each would end Python at once and leave started services behind.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-COLUMNS = 120  # min width of tables in a file or pipe
+WIDEST = 10_000  # columns of a table in a file or pipe
 # Prompts for commands that are given none: beginnings of code and prose, of no file that was trained on.
 PROMPTS = (
     'def moving_average(values, window):\n    """Return the mean of each run of `window` values."""\n',
@@ -174,11 +172,7 @@ def counted(total: int | None, of: str) -> Iterator[ProgressCounter]:
 
 def print_whole(table: Table) -> None:
     """Prints a table on stdout; in a file or pipe it is as wide as it needs to be, so that nothing is cut."""
-    console = Console()
-    if not sys.stdout.isatty():
-        needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
-        console = Console(width=max(COLUMNS, needed))
-    console.print(table, highlight=False)
+    Console(width=None if sys.stdout.isatty() else WIDEST).print(table, highlight=False)
 
 
 def check_output(path: Path, *endings: str) -> None:
@@ -208,18 +202,6 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandFailed(f"cannot write the results: {error}") from error
-
-
-def check_report(file: ReportFile) -> None:
-    """Raises UsageError if it cannot be written."""
-    if file.json_file is not None:
-        check_output(file.json_file)
-
-
-def write_report(file: ReportFile, report: Mapping[str, Any]) -> None:
-    """Raises CommandFailed."""
-    if file.json_file is not None:
-        write_text(file.json_file, json.dumps(report, indent=1) + "\n")
 
 
 class PlainConsole(Console):

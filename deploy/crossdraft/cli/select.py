@@ -46,7 +46,7 @@ COLUMNS: Columns = {
     "tokens/pass": lambda candidate: f"{candidate.tokens_per_pass:.2f}",
     "mostly": lambda candidate: candidate.mostly,
     "measured": lambda candidate: f"{_speedup(candidate)} ×",
-    "without repeats": lambda candidate: f"{candidate.without_repeats:.2f} × ({candidate.repeating})",
+    "without repeats": lambda candidate: f"{_times(candidate.without_repeats)} ({candidate.repeating})",
     "tokens/s": lambda candidate: f"{candidate.tokens_per_second:.1f} ({candidate.plain_tokens_per_second:.1f})",
 }
 CERTAIN = 2.0  # standard errors by which a speedup must exceed 1: the fastest of many is partly the luckiest
@@ -255,7 +255,11 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
 
 
 def _of_kind(kind: str, one: Candidate) -> str:
-    return f"{one.kinds[kind]:.2f} ×"
+    return _times(one.kinds[kind])
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f} ×" if speedup else "none"
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvloop
 from prometheus_client.multiprocess import mark_process_dead
 
-from crossdraft.cli.processes import check_addresses, end_with_stdin, threads_each
+from crossdraft.cli.processes import checked_addresses, end_with_stdin, threads_each
 from crossdraft.cli.running import (
     STARTS_PROCESSES,
     CommandFailed,
@@ -32,7 +32,6 @@ from crossdraft.cli.running import (
     needs_extra,
 )
 from crossdraft.cli.workers import Workers
-from crossdraft.client.api import addresses_of
 from crossdraft.config.api import ApiOptions, HttpSettings, RateOptions, ServedGrpc, ServedHttp
 from crossdraft.config.commands import NO_DRAFTER
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
@@ -119,17 +118,15 @@ def serve_http(api: ServedHttp) -> None:
         grpc = None if api.grpc_port is None else replace(listening, port=api.grpc_port, limit=REQUEST_LIMIT)
         http = replace(part_of(HttpSettings, api), max_choices=min(api.max_choices, local.max_outputs))
 
-    if api.workers != 1 and not api.worker_of:
-        _serve_workers(api, {"--port": api.port} | ({} if api.grpc_port is None else {"--grpc-port": api.grpc_port}))
-        return
-
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         app = make_app(outputs, HttpOptions(limited.keys, limited.rates, http, metrics.text))
         server = HttpServer(app, listening, {"model": model_name(api), **marks}, api)
-        others = {} if grpc is None else {"grpc": GenerationServer(outputs, grpc, limited)}
-        await serve_until_signalled(ServerGroup(server, others))
+        both = None if grpc is None else HttpAndGrpc(server, GenerationServer(outputs, grpc, limited))
+        await serve_until_signalled(both or server)
 
-    _serve_api(api, local, serve)
+    _serve_api(
+        api, local, serve, {"--port": api.port} | ({} if api.grpc_port is None else {"--grpc-port": api.grpc_port})
+    )
 
 
 def serve_grpc(api: ServedGrpc) -> None:
@@ -139,9 +136,6 @@ def serve_grpc(api: ServedGrpc) -> None:
         limited, local = _limits(api), _local_options(api)
         limit = MessageLimit(api.max_message_mib)
         listening = replace(_front(api, api.port), limit=limit, metrics_port=api.metrics_port)
-    if api.workers != 1 and not api.worker_of:
-        _serve_workers(api, {"--port": api.port}, api.metrics_port)
-        return
 
     async def serve(outputs: MeasuredBackend, metrics: Metrics, marks: Mapping[str, str]) -> None:
         server, exporter = GenerationServer(outputs, listening, limited), Exporter(metrics.registry)
@@ -153,15 +147,21 @@ def serve_grpc(api: ServedGrpc) -> None:
         finally:
             await exporter.stop()
 
-    _serve_api(api, local, serve)
+    _serve_api(api, local, serve, {"--port": api.port}, api.metrics_port)
 
 
 def _serve_api(
     api: ApiOptions,
     local: LocalOptions,
     serve: Callable[[MeasuredBackend, Metrics, Mapping[str, str]], Coroutine[Any, Any, None]],
+    ports: Mapping[str, int],
+    metrics_port: int | None = None,
 ) -> None:
-    _local_model(api, NOT_STARTED)  # what is wrong with the options is said before a model is loaded
+    """Serves in this process, or with `workers` at these ports, by option, and with the metrics of all of them."""
+    _local_model(api, NOT_STARTED)  # what is wrong with the options is said once, before a model is loaded
+    if api.workers != 1 and not api.worker_of:
+        _serve_workers(api, ports, metrics_port)
+        return
     elsewhere = dict(one.split("=") for one in api.models_at or ())
 
     async def outputs() -> None:
@@ -224,10 +224,9 @@ async def _started(own: OwnModels, places: Sequence[Listening], stack: AsyncExit
     return await stack.enter_async_context(serving(target, drafter))
 
 
-def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None = None) -> None:
+def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None) -> None:
     """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None. Own models run
     in this one."""
-    _local_model(api, NOT_STARTED)  # what is wrong with the options is said once, and not by each worker
     if tls_files(api) is not None and (api.target_model or api.drafter_model):
         raise UsageError(
             "--workers reach own models at 127.0.0.1, which no certificate of --tls-cert is for: serve these models by "
@@ -368,11 +367,9 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
     untrusted = frozenset(api.untrusted_drafter or ())
     if not (api.target or api.target_model):
         raise UsageError("give --target-model, a model to run here, or --target, where one runs")
-    given = replace(api.engine, cache_mib=None).arguments
-    if given and not (api.target_model or api.drafter_model):
-        raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
+    check_engine(api)
     here = (own["target"],) if api.target_model else ()
-    targets = here + (_addresses("--target", ",".join(api.target)) if api.target else ())
+    targets = here + checked_addresses("--target", api.target)
     if api.drafter == [NO_DRAFTER] and api.drafter_model:
         raise UsageError(f"--drafter {NO_DRAFTER} is no drafter: leave it out, or --drafter-model")
     drafters = tuple(_named_drafter(one, untrusted) for one in api.drafter or () if api.drafter != [NO_DRAFTER])
@@ -383,6 +380,14 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
         raise UsageError(f"--untrusted-drafter names {min(unknown)!r}, but no --drafter has that name")
     with checked_options():
         return LocalModel(model_name(api), targets, drafters, tuple(api.served_model_name or ()))
+
+
+def check_engine(own: OwnModels) -> None:
+    """Raises UsageError if there is an option for models that run here, and there are none. What the environment names,
+    --cache-mib, is not looked at."""
+    given = replace(own.engine, cache_mib=None).arguments
+    if given and not (own.target_model or own.drafter_model):
+        raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
 
 
 def model_name(api: ApiOptions) -> str:
@@ -409,34 +414,27 @@ def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
         raise UsageError(f"--drafter {NO_DRAFTER} is no drafter: leave out the others, or it")
     if not (name and equals):
         raise UsageError(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
-    return NamedDrafter(name, _addresses("--drafter", addresses), name not in untrusted)
-
-
-def _addresses(option: str, given: str) -> tuple[str, ...]:
-    check_addresses(option, given)
-    return addresses_of(given)
+    return NamedDrafter(name, checked_addresses("--drafter", addresses.split(",")), name not in untrusted)
 
 
 @dataclass(eq=False)
-class ServerGroup(Serving):
-    """A server, whose ready line has the addresses of others beside it, and these by their names there."""
+class HttpAndGrpc(Serving):
+    """An HTTP server, whose ready line has the address of a gRPC server beside it."""
 
-    first: "HttpServer"
-    others: Mapping[str, GenerationServer]
+    http: "HttpServer"
+    grpc: GenerationServer
 
     def ready_line(self) -> str:
-        others = {name: one.address for name, one in self.others.items()}
-        return json.dumps(json.loads(self.first.ready_line()) | others)
+        return json.dumps(json.loads(self.http.ready_line()) | {"grpc": self.grpc.address})
 
     async def start(self) -> None:
-        """Starts all; if one cannot listen, drains those that have started."""
+        """Starts both; if one cannot listen, drains the other one."""
         async with AsyncExitStack() as stack:
-            for one in (*self.others.values(), self.first):
-                await one.start()
-                stack.push_async_callback(one.drain)
+            await stack.enter_async_context(self.grpc)
+            await self.http.start()
             stack.pop_all()
 
     async def drain(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for one in (*self.others.values(), self.first):
-                group.create_task(one.drain())
+            group.create_task(self.grpc.drain())
+            group.create_task(self.http.drain())

@@ -73,7 +73,8 @@ class Orchestrator:
         yield (self._began,)
         with about(request=request.id):
             log.info("output requested: %d tokens are committed", len(request.generation.committed))
-        self._metrics.began(resumed=bool(request.generation.committed))
+        self._metrics.resumed.inc(bool(request.generation.committed))
+        self._metrics.running.inc()
         outcome = ABANDONED
         try:
             async with aclosing((await self._opened()).stream(request)) as replies:
@@ -144,19 +145,15 @@ class OrchestratorMetrics:
         self.registry = Registry()
         self._model = model
         name, to, labels = f"{PREFIX}orchestrator_", self.registry, ("model_name",)
-        self._running = Gauge(f"{name}running_outputs", "Outputs that are being made.", labels, registry=to)
-        self._resumed = Counter(f"{name}resumed_outputs", "Outputs that others had begun.", labels, registry=to)
+        running = Gauge(f"{name}running_outputs", "Outputs that are being made.", labels, registry=to)
+        resumed = Counter(f"{name}resumed_outputs", "Outputs that others had begun.", labels, registry=to)
+        self.running, self.resumed = running.labels(model), resumed.labels(model)
         self._ended = Counter(f"{name}outputs", "Outputs, by how they ended.", (*labels, "outcome"), registry=to)
         self._services = Gauge(f"{name}services", "Services that the directory lists.", (*labels, "role"), registry=to)
 
-    def began(self, resumed: bool) -> None:
-        """An output."""
-        self._resumed.labels(self._model).inc(resumed)
-        self._running.labels(self._model).inc()
-
     def ended(self, outcome: str) -> None:
-        """How: FINISHED, ABANDONED, or the class of an error."""
-        self._running.labels(self._model).dec()
+        """An output: FINISHED, ABANDONED, or the class of an error."""
+        self.running.dec()
         self._ended.labels(self._model, outcome).inc()
 
     def services(self, entries: Sequence[Entry]) -> None:

@@ -6,7 +6,6 @@ nodes with any version: nothing else of crossdraft is imported here.
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -26,7 +25,6 @@ DIRECTORY = "directory-2"  # an actor; where its methods change, another one, as
 APPLICATION = "crossdraft"  # of Serve
 RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
 EXPIRY = 8.0  # seconds since a process was announced last
-ONE = re.compile(r"\b1 replicas\b")  # in Serve's messages
 SETTLING = 3.0  # seconds after which a new directory has heard of all processes
 
 
@@ -187,7 +185,7 @@ def hosted(name: str, deployment: Any) -> Hosted:
 
 def in_short(text: str) -> str:
     """What Ray says; if there is a traceback in it, the first and the last line."""
-    lines = [line.strip() for line in ONE.sub("1 replica", text).splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     dump = any(line.startswith("Traceback") for line in lines)
     return " … ".join(dict.fromkeys((*lines[:1], *lines[-1:]))) if dump else "\n".join(lines)
 

@@ -14,7 +14,7 @@ import typer
 from typer import Option
 
 from crossdraft.cli import commands as command_line
-from crossdraft.config.commands import DEFAULT_DRAFTER, ModelNames, ServerKey
+from crossdraft.config.commands import DEFAULT_DRAFTER, DEFAULT_TARGET, ServerKey
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import METHODS
@@ -60,7 +60,7 @@ def command(name: str, benchmark: str, group: typer.Typer = app) -> Callable[[ty
 
 # Options of several commands, which have defaults of their own.
 Limit = Annotated[int | None, Option(min=1, help="Use only the first N prompts.")]
-Temperatures = Annotated[tuple[float, ...], Option("--temperature", help=f"Numbers, {COMMAS}.")]
+TEMPERATURES = f"Sampling temperatures, {COMMAS}; 0 is greedy."
 MaxTokens = Annotated[int, Option(help="Max tokens to generate.")]
 
 
@@ -91,7 +91,7 @@ class AcceptancePlan(PromptsPlan):
         f"A folder, a hub id, or bundled:NAME; {COMMAS}. `standard` takes the target's own model.",
     )
     methods: tuple[str, ...] = option(METHODS, f"Names, {COMMAS}.", "--method")
-    temperatures: Temperatures = (0.0, 0.6, 1.0)
+    temperatures: tuple[float, ...] = option((0.0, 0.6, 1.0), TEMPERATURES, "--temperature")
     k: tuple[int, ...] = option((5,), f"Draft tokens in a round; {COMMAS}.", "--num-speculative-tokens", "--k", "-k")
     tree: tuple[int, ...] = option(
         (0,), f"Nodes of a draft tree of depth k; {COMMAS}. 0: a chain.", "--tree-nodes", min=0, max=63
@@ -151,7 +151,7 @@ class ThroughputPlan(PromptsPlan):
     By crossdraft (auto), plain, lock-step, tree, overlapped, or assisted (transformers).
     """
 
-    drafter: str = option(f"bundled:{DEFAULT_DRAFTER}", "A folder, a hub id, or bundled:NAME.")
+    drafter: str = option(DEFAULT_DRAFTER, "A folder, a hub id, or bundled:NAME.")
     configuration: tuple[str, ...] = option(("crossdraft", "plain", "assisted"), f"Names, {COMMAS}.")
     concurrency: tuple[int, ...] = option((1, 4, 16, 64), f"Outputs at once; {COMMAS}.", min=1, max=1024)
     each: int = option(1, "Consecutive outputs of each concurrent client.", min=1)
@@ -159,7 +159,7 @@ class ThroughputPlan(PromptsPlan):
     repeat: int = option(1, "Repetitions of each configuration, alternating.", min=1)
     tokens: int = option(64, "Tokens of each output.", min=2)
     prompt_tokens: int = option(64, "Max tokens of a prompt.", min=8)
-    temperatures: Temperatures = (0.0,)
+    temperatures: tuple[float, ...] = option((0.0,), TEMPERATURES, "--temperature")
     top_k: int = option(0, "Sample from this many most probable tokens; 0: all.", min=0)
     clients_at: float = option(0.0, "Also find how many clients at once get so many tokens/s each.", metavar="SPEED")
     method: str | None = option(None, "By default the best for the temperature.")
@@ -180,8 +180,8 @@ class StartedServices:
     delay_ms: tuple[float, ...] = option(
         (), f"One-way delay to the drafter, emulated; {COMMAS}: in turn.", min=0, max=60_000, metavar="MS"
     )
-    target_model: str = option(ModelNames.target, TO_START.format("Target"))
-    drafter_model: str = option(ModelNames.drafter, TO_START.format("Drafter"))
+    target_model: str = option(DEFAULT_TARGET, TO_START.format("Target"))
+    drafter_model: str = option(DEFAULT_DRAFTER, TO_START.format("Drafter"))
     pace_target: str | None = option(None, PACE.format("pass of the target"), metavar="A,B")
     pace_drafter: str | None = option(None, PACE.format("step of the drafter"), metavar="A,B")
     engine: EngineOptions = STARTED

@@ -9,16 +9,9 @@ from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.request import Output, Sampling, Speculation, Watching
 from crossdraft.config.service import TlsOptions, Waits
 
-DEFAULT_DRAFTER = "drafter-b"
+# The models that a command starts if it is given no address, as `--model` has them.
+DEFAULT_TARGET, DEFAULT_DRAFTER = "bundled:target", "bundled:drafter-b"
 NO_DRAFTER = "none"  # in place of a drafter's address or name
-
-
-@dataclass(frozen=True)
-class ModelNames:
-    """The target and the drafter that a command starts if it is given no address, as `--model` has them."""
-
-    target: str = "bundled:target"
-    drafter: str = f"bundled:{DEFAULT_DRAFTER}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +25,12 @@ class ServerKey:
 class WhereToGenerate(TlsOptions, Waits, ServerKey, OwnModels):
     """Which models, services or server generate."""
 
-    target: str | None = option(None, "Targets that run elsewhere, all of the same model.", metavar="HOST:PORT,...")
-    drafter: str | None = option(None, "Drafters that run elsewhere; none decodes without.", metavar="HOST:PORT,...")
+    target: list[str] | None = option(
+        None, f"Targets that run elsewhere, all of the same model; {COMMAS}.", metavar="HOST:PORT,..."
+    )
+    drafter: list[str] | None = option(
+        None, f"Drafters that run elsewhere; {COMMAS}; none decodes without.", metavar="HOST:PORT,..."
+    )
     untrusted_drafter: bool = option(False, "Use only methods whose output no drafter can change.")
     server: str | None = option(
         None, "Generate on a `crossdraft serve grpc` server; --drafter is a name there.", metavar="HOST:PORT"
@@ -111,10 +108,4 @@ class AuditOptions:
     choices: int = option(16, "Samples of one request (`n`), if the server allows several.", min=1)
     concurrency: int = option(4, "Max requests at once.", min=1)
     timeout: float = option(120.0, "Seconds to wait for a reply.", min=0.001)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportFile:
-    """What a measuring command writes besides its tables."""
-
     json_file: Path | None = option(None, "Write the report as JSON.", "--json", metavar="FILE")

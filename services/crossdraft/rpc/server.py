@@ -77,19 +77,18 @@ class Listening:
             raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
 
     def check_free(self, option: str = "") -> None:
-        """Raises CannotListen, with the option that sets the port, if that cannot be had now, before a model is loaded.
-        Names are left to the server."""
-        host, port = self.host.strip("[]"), self.port or 0
+        """Raises CannotListen, with the option that sets the port, if that cannot be had now, before a model is loaded,
+        or if nothing has the host's name."""
         try:
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+            found = socket.getaddrinfo(self.host.strip("[]"), self.port or 0, type=socket.SOCK_STREAM)
+            family, *_, address = min(found)  # IPv4, if there is both
+            with socket.socket(family) as tried:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
                 if self.shared:
                     tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                tried.bind((host, port))
-        except socket.gaierror:
-            pass
+                tried.bind(address)
         except OSError as error:
-            raise CannotListen.at(f"{self.host}:{port}", error, option) from error
+            raise CannotListen.at(f"{self.host}:{self.port or 0}", error, option) from error
 
     @property
     def local(self) -> bool:

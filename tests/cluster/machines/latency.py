@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.cluster.machines.machines import Machine
-from tests.cluster.machines.person import CONFIGURATION, FILE, REPOSITORY, Person, person, said
+from tests.cluster.machines.person import CONFIGURATION, FILE, REPOSITORY, Person, person
 
 OFFERS = {
     "front": '{"ingress": 8}',
@@ -30,7 +30,7 @@ async def cluster(folder: Path) -> AsyncIterator[Person]:
     async with person(["head", *OFFERS], folder) as somebody:
         somebody.spare()
         for name, offer in OFFERS.items():
-            await said(somebody.machines[name], f"mkdir -p ~/crossdraft && echo '{offer}' > ~/crossdraft/offers.json")
+            await somebody.machines[name].run(f"mkdir -p ~/crossdraft && echo '{offer}' > ~/crossdraft/offers.json")
         await somebody.make_wheel()
         await somebody.ray("get-auth-token", "--generate")
         await somebody.ray("up", "--yes", FILE)

@@ -32,6 +32,7 @@ TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # a machine does not outlive this
 OWN = ("--pid", "--mount", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc")
 BOOT_SECONDS = 30.0
 OFF_SECONDS = 10.0
+RUN_SECONDS = 120.0  # for a command
 PORT = 22
 COMMANDS = {"ray": "ray.scripts.scripts", "serve": "ray.serve.scripts"}  # of an outfit, and the modules that they run
 # Machines are made anew each time, so their keys cannot be known.
@@ -124,6 +125,18 @@ class Machine:
         """The command line that has `command` run there by a shell."""
         options = (part for name, value in SSH_OPTIONS.items() for part in ("-o", f"{name}={value}"))
         return ("ssh", "-i", str(self.key), *options, f"root@{self.address}", command)
+
+    async def run(self, command: str, seconds: float = RUN_SECONDS) -> str:
+        """What a command writes there. Raises AssertionError: it fails; TimeoutError: it has not ended by then."""
+        process = await asyncio.create_subprocess_exec(*self.ssh(command), stdout=subprocess.PIPE)
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), seconds)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode == 0
+        return output.decode().strip()
 
     async def kill(self) -> None:
         """Kills all its processes at once; the network still tells their peers."""

@@ -161,13 +161,6 @@ async def person(names: Sequence[str], folder: Path) -> AsyncIterator[Person]:
         yield somebody
 
 
-async def said(machine: Machine, command: str) -> str:
-    """What a command on a machine writes."""
-    process = await asyncio.create_subprocess_exec(*machine.ssh(command), stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    return output.decode().strip()
-
-
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 

@@ -43,10 +43,13 @@ class Streams:
         repeats: times that a client whose connection is lost asks again, with the same id and seed.
     """
 
-    def __init__(self, client: AsyncOpenAI, seeds: Sequence[int], tokens: int, repeats: int = 0) -> None:
+    def __init__(
+        self, client: AsyncOpenAI, seeds: Sequence[int], tokens: int, repeats: int = 0, model: str = MODEL
+    ) -> None:
         self._client = client
         self._tokens = tokens
         self._repeats = repeats
+        self._model = model
         self.current = {seed: Stream(seed) for seed in seeds}
         self.ended: list[Stream] = []
         self._moved = asyncio.Event()  # whenever something has come
@@ -93,7 +96,7 @@ class Streams:
         """What the client has already heard, and hears again, is no piece."""
         text = ""
         async for chunk in await self._client.completions.create(
-            model=MODEL,
+            model=self._model,
             prompt=PROMPT,
             seed=stream.seed,
             temperature=0.8,

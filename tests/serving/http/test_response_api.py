@@ -158,7 +158,7 @@ async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_ev
 @pytest.mark.parametrize(
     ("body", "param", "text"),
     [
-        ({"store": True}, "store", "store true is not served"),
+        ({"store": True}, "store", "store true is not served: it may be false"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "previous_response_id is not served: leave it"),
         ({"conversation": "c"}, "conversation", "conversation is not served"),
         ({"background": True}, "background", "background true is not served"),

@@ -167,7 +167,8 @@ def _complaint(fault: Any, param: str | None, named: bool) -> str:
     if fault["type"] == "extra_forbidden":
         return f"{param} is not served: leave it out"
     if fault["type"] == "literal_error":
-        return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {limits['expected']}"
+        expected = limits["expected"].replace("False", "false")  # as JSON has it
+        return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {expected}"
     return f"{param}: {_plain(fault['msg'])}"
 
 
