@@ -7,7 +7,7 @@ captured as a CUDA graph.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from crossdraft.engine.attention import TILE, Group, Layout, Marks, Strided, Window
 from crossdraft.engine.device import sent
-from crossdraft.engine.requests import InputTokens
+from crossdraft.engine.requests import NO_TREE, Extent, InputTokens
 from crossdraft.types.trees import MOST_NODES, ROOT
 
 Numbers = NDArray[np.int64]
@@ -121,9 +121,9 @@ def _mapping(slices: Sequence[InputTokens], pool: int) -> slice | Numbers:
 
 def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] = ()) -> Numbers:
     """The numbers of all slices, one list each, one after another; `added` to those of each slice."""
-    numbers = np.array([number for own in lists for number in own], dtype=np.int64)
+    numbers = np.fromiter(chain.from_iterable(lists), np.int64)
     if added:
-        numbers += np.repeat(np.array(added), [len(own) for own in lists])
+        numbers += np.repeat(np.array(added), [*map(len, lists)])
     return numbers
 
 
@@ -313,25 +313,32 @@ def _mark(
             to.lines[own] = _ancestor_bits(inputs, firsts)
 
 
-def following_numbers(
-    numbers: Numbers, slices: Sequence[InputTokens], windows: Windows, steps: int
-) -> NDArray[np.int64]:
-    """The numbers of forwards each of which has the next token of every slice, (steps, rows, size); without their ids.
+class NextTokens(NamedTuple):
+    """The next token of each of some sessions, whose id is not known yet, and those that follow it step by step."""
 
-    `numbers` and slices, of one token each, are those of the first of these forwards.
-    """
-    found, later = np.repeat(numbers[None], steps, 0), np.arange(steps)[:, None]
-    own = found[:, :, : len(slices)]
-    own[:, 1] += later
-    for window, part in zip(windows, np.split(own[:, OWN:], len(windows), axis=1), strict=True):
-        marks = Marks(*part.swapaxes(0, 1))
-        for each in (marks.targets, marks.limits, marks.bases):
-            each += later
-        if window is not None:
-            extents = [inputs.extents[pool_of(window)] for inputs in slices]
-            starts, bases = np.array([(at.start, at.base) for at in extents]).T
-            marks.firsts[:] = starts + (window.first(own[:, 1]) - bases).clip(0)
-    return found
+    places: Sequence[int]  # of the first in each session
+    extents: Sequence[Sequence[Extent]]  # of each session
+
+    def slices(self, step: int) -> list[InputTokens]:
+        """Those after so many steps."""
+        each = zip(self.places, self.extents, strict=True)
+        numbers = [(place + step, extents) for place, extents in each]
+        return [InputTokens([0], [at], [at], (0,), at + 1, NO_TREE, extents=extents) for at, extents in numbers]
+
+    def numbers(self, size: int, windows: Windows, padding_slots: Sequence[int], steps: int) -> NDArray[np.int64]:
+        """As `numbers_of` for the slices of each step, (steps, rows, size)."""
+        found = np.repeat(padding_of(size, padding_slots)[None], steps, 0)
+        own = found[:, :, : len(self.places)]
+        own[:, 1] = positions = np.array(self.places) + np.arange(steps)[:, None]
+        own[:, 2] = np.arange(len(self.places))
+        for window, part in zip(windows, np.split(own[:, OWN:], len(windows), axis=1), strict=True):
+            marks = Marks(*part.swapaxes(0, 1))
+            of_pool = [extents[pool_of(window)] for extents in self.extents]
+            starts, bases = np.array([(extent.start, extent.base) for extent in of_pool]).T
+            marks.targets[:], marks.blocks[:] = starts - bases + positions, 1
+            marks.limits[:] = marks.bases[:] = marks.targets + 1
+            marks.firsts[:] = starts if window is None else starts + (window.first(positions) - bases).clip(0)
+        return found
 
 
 def too_large(slices: Sequence[InputTokens]) -> bool:

@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 from crossdraft.engine.attention import Layout, Layouts
 from crossdraft.engine.batch import (
     WHOLE,
+    NextTokens,
     Numbers,
     StepInputs,
     Windows,
     batch_of,
-    following_numbers,
     numbers_of,
     padding_of,
     pool_of,
@@ -193,23 +193,21 @@ class GraphRunner:
         numbers = staged(torch.from_numpy(self._numbers_of(slices)), self._device)
         return self._run(numbers, sum(len(inputs.wanted) for inputs in slices))
 
-    def following(self, slices: Sequence[InputTokens], steps: int) -> Callable[[Tensor], Tensor]:
-        """Up to so many forwards, each of the next token of all slices: given ids, int64 (n,), the logits, as `run`."""
-        tables = iter(sent(self._tables(slices, steps), self._device))
-        return lambda ids: self._run(next(tables), len(slices), ids)
+    def following(self, tokens: NextTokens, steps: int) -> Callable[[Tensor], Tensor]:
+        """Up to so many forwards, each of the next token of all sessions: of ids, int64 (n,), the logits, as `run`."""
+        tables = iter(sent(self._tables(tokens, steps), self._device))
+        return lambda ids: self._run(next(tables), len(tokens.places), ids)
 
-    def drawing(self, paths: Paths, slices: Sequence[InputTokens], forwards: int) -> Draw | None:
-        """Steps of some paths, the first by their rows, then by up to so many forwards; None: that is not captured.
-
-        Slices are those of the first of these forwards, one token of each path.
-        """
-        size, options = self.size_for(len(slices)), [request.options for request in paths.requests]
+    def drawing(self, paths: Paths, tokens: NextTokens, forwards: int) -> Draw | None:
+        """Steps of some paths, the first by their rows, then by up to so many forwards of a token of each; None: that
+        is not captured."""
+        options = {id(request.options): request.options for request in paths.requests}.values()
         kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, options)))
-        drawing = next(kinds, {}).get(size)
+        drawing = next(kinds, {}).get(self.size_for(len(tokens.places)))
         special = any(request.row_width or request.allowed is not None for request in paths.requests)
         if drawing is None or forwards >= STEPS or special:
             return None
-        tables = staged(self._tables(slices, forwards), self._device) if forwards else None
+        tables = staged(self._tables(tokens, forwards), self._device) if forwards else None
         return drawing.begun(paths, tables)
 
     def tree_batches(self, requests: Sequence[TopRequest]) -> Iterator[list[int]]:
@@ -254,8 +252,9 @@ class GraphRunner:
         kinds = (kind for kind in self._growing if kind[0].serves(request.options) and kind[1].serves(request))
         return next(kinds, None)
 
-    def _tables(self, slices: Sequence[InputTokens], steps: int) -> Tensor:
-        return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
+    def _tables(self, tokens: NextTokens, steps: int) -> Tensor:
+        size = self.size_for(len(tokens.places))
+        return torch.from_numpy(tokens.numbers(size, self._windows, self._padding_slots, steps))
 
     def _numbers_of(self, slices: Sequence[InputTokens], tokens: int = 0) -> Numbers:
         size = self.size_for(max(tokens, sum(inputs.count for inputs in slices)))
@@ -433,14 +432,14 @@ class ModelRunner:
     def _split_read(self, slices: Sequence[InputTokens]) -> None:
         self.hidden = {} if self.read is None else _split(self.read, slices)
 
-    def following(self, slices_at: Callable[[int], Sequence[InputTokens]], steps: int) -> Callable[[Tensor], Tensor]:
-        """As of `GraphRunner`; slices are made for so many steps later, of one token of each session."""
+    def following(self, tokens: NextTokens, steps: int) -> Callable[[Tensor], Tensor]:
+        """As of `GraphRunner`."""
         if self.graphs is not None:
-            return self.graphs.following(slices_at(0), steps)
+            return self.graphs.following(tokens, steps)
         numbers = iter(range(steps))
 
         def step(ids: Tensor) -> Tensor:
-            slices = slices_at(next(numbers))
+            slices = tokens.slices(next(numbers))
             logits = self._flat(slices, ids)
             return torch.cat([logits[inputs] for inputs in slices])
 
