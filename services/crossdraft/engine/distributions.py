@@ -111,11 +111,7 @@ class LogitsProcessor:
             refused[_ids("allowed_token_ids", options.allowed_token_ids, size)] = 0.0
             refused[_ids("bad_word_ids", single, size)] = -torch.inf
             self._refused = sent(refused, device)
-
-    @property
-    def changes(self) -> bool:
-        """Whether it changes any logits."""
-        return self.looks_back or self._refused is not None or len(self._biased) > 0
+        self.changes = self.looks_back or self._refused is not None or bool(biases)  # whether it changes any logits
 
     def scores(self, logits: Tensor, history: History | None) -> Tensor:
         """Changed logits (n, V); raises ValueError if the history is needed, and missing."""

@@ -245,6 +245,7 @@ class Engine:
         slices = self._slices(admitted, requests)
         running = [part for part, _ in slices.values() if part.tokens]
         logits = self.runner.run(running) if running else {}
+        hidden = self.runner.hidden() if running and any(request.hidden for request in requests) else {}
         for index, (part, plan) in slices.items():
             request, entry = requests[index], admitted[index]
             self.computed += part.count
@@ -252,8 +253,8 @@ class Engine:
                 self._manager.record(entry, CachedTokens(request.context, request.tree), plan.move_start)
                 found = logits.get(part)
                 results[index] = torch.zeros(0, self.vocabulary_size, device=self.device) if found is None else found
-                if request.hidden and part in self.runner.hidden:
-                    self.hidden[request.session] = self.runner.hidden[part]
+                if request.hidden and part in hidden:
+                    self.hidden[request.session] = hidden[part]
             else:
                 self._manager.record(entry, CachedTokens(request.context[: part.places[-1] + 1]), plan.move_start)
         return results

@@ -402,7 +402,7 @@ class ModelRunner:
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
         self.read: Tensor | None = None  # by the head in the latest forward, a row for each of logits, (rows, width)
-        self.hidden: dict[InputTokens, Tensor] = {}  # the same of the latest `run`
+        self._slices: Sequence[InputTokens] = ()  # of the latest `run`, in order of their rows
         if (head := model.get_output_embeddings()) is not None:
             own = weakref.ref(self)  # a model that is used otherwise must not keep a cache that is not
 
@@ -425,12 +425,12 @@ class ModelRunner:
         """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
         if self.graphs is None or too_large(slices):
             return self._flat(slices)
-        logits = _split(self.graphs.run(slices), slices)
-        self._split_read(slices)
-        return logits
+        self._slices = slices
+        return _split(self.graphs.run(slices), slices)
 
-    def _split_read(self, slices: Sequence[InputTokens]) -> None:
-        self.hidden = {} if self.read is None else _split(self.read, slices)
+    def hidden(self) -> dict[InputTokens, Tensor]:
+        """What the head has read in the latest `run`, of each slice, as `read`."""
+        return {} if self.read is None else _split(self.read, self._slices)
 
     def following(self, tokens: NextTokens, steps: int) -> Callable[[Tensor], Tensor]:
         """As of `GraphRunner`."""
@@ -463,9 +463,8 @@ class ModelRunner:
         else:
             places = {inputs: place for place, inputs in enumerate(slices)}
             ids = ids[sent(torch.tensor([places[inputs] for inputs in batch.slices]), self._device)]
-        logits = _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
-        self._split_read(batch.slices)
-        return logits
+        self._slices = batch.slices
+        return _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
 
     def _call(self, ids: Tensor, positions: Tensor, layouts: Sequence[Layout | Tensor], kept: Tensor | None) -> Tensor:
         """The model's logits, (rows, V), where layers see what the layout of their window says."""

@@ -221,16 +221,20 @@ OUTLIER = 2  # a gap counts as at most so many times the longest that was waited
 SHORTEST = 0.001  # seconds; that longest is taken to be at least this
 
 
-@dataclass
 class _Gap:
     """Between a result and the session's next request."""
 
-    mean: float  # seconds
-    deviation: float  # seconds
+    def __init__(self, first: float) -> None:
+        self.mean, self.deviation = first, first / 2  # seconds
 
     @property
     def longest(self) -> float:
         return self.mean + DEVIATIONS * self.deviation
+
+    def learn(self, gap: float) -> None:
+        gap = min(gap, OUTLIER * max(self.longest, SHORTEST))
+        self.deviation += DEVIATION_GAIN * (abs(gap - self.mean) - self.deviation)
+        self.mean += GAIN * (gap - self.mean)
 
 
 class ReturnTimes:
@@ -272,10 +276,9 @@ class ReturnTimes:
 
 def _learned(before: _Gap | None, gap: float) -> _Gap:
     if before is None:
-        return _Gap(gap, gap / 2)
-    gap = min(gap, OUTLIER * max(before.longest, SHORTEST))
-    deviation = before.deviation + DEVIATION_GAIN * (abs(gap - before.mean) - before.deviation)
-    return _Gap(before.mean + GAIN * (gap - before.mean), deviation)
+        return _Gap(gap)
+    before.learn(gap)
+    return before
 
 
 # Which sessions have KV slots, and which are preempted for one that has none.
