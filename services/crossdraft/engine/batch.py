@@ -263,6 +263,12 @@ class StepInputs(NamedTuple):
 OWN = len(StepInputs._fields) - 1  # rows of numbers before those of marks
 
 
+def _marks_of(numbers: Numbers, window: int) -> Numbers:
+    """The rows of numbers that are the marks of the window with this number."""
+    first = OWN + window * len(Marks._fields)
+    return numbers[first : first + len(Marks._fields)]
+
+
 def padding_of(size: int, padding_slots: Sequence[int]) -> Numbers:
     """The numbers of a forward of nothing but padding, (rows, size); for each window, where its keys are written."""
     numbers = np.zeros((OWN + len(Marks._fields) * len(padding_slots), size), dtype=np.int64)
@@ -284,8 +290,8 @@ def numbers_of(slices: Sequence[InputTokens], size: int, windows: Windows, paddi
     kept[: len(wanted)] = wanted
     ranks = np.arange(end) - (counts.cumsum() - counts).repeat(counts)  # among the tokens of a slice
     blocks = np.where(ranks % TILE, -1, np.minimum(TILE, counts.repeat(counts) - ranks))
-    for window, part in zip(windows, np.split(numbers[OWN:, :end], len(windows)), strict=True):
-        marks = Marks(*part)
+    for number, window in enumerate(windows):
+        marks = Marks(*_marks_of(numbers, number)[:, :end])
         marks.blocks[:] = blocks
         _mark(marks, slices, counts, window, positions)
     return numbers
@@ -331,8 +337,8 @@ class NextTokens(NamedTuple):
         own = found[:, :, : len(self.places)]
         own[:, 1] = positions = np.array(self.places) + np.arange(steps)[:, None]
         own[:, 2] = np.arange(len(self.places))
-        for window, part in zip(windows, np.split(own[:, OWN:], len(windows), axis=1), strict=True):
-            marks = Marks(*part.swapaxes(0, 1))
+        for number, window in enumerate(windows):
+            marks = Marks(*_marks_of(own.swapaxes(0, 1), number))
             of_pool = [extents[pool_of(window)] for extents in self.extents]
             starts, bases = np.array([(extent.start, extent.base) for extent in of_pool]).T
             marks.targets[:], marks.blocks[:] = starts - bases + positions, 1

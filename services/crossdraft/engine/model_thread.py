@@ -458,7 +458,7 @@ class ModelThread:
     def _others_wait(self, jobs: "Sequence[RunningJob[Any]]") -> bool:
         """Whether others wait for the model, or nobody for one of these."""
         waiting = len(self._live) > len(jobs) or not self._arrivals.empty()
-        return waiting or any(job.future.cancelled() for job in jobs)
+        return waiting or any(map(asyncio.Future.cancelled, [job.future for job in jobs]))
 
 
 Launch = Callable[[Sequence[RunningJob[Any]]], Fetching[Sequence[Any]]]
