@@ -5,7 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -26,7 +26,6 @@ from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
 from crossdraft.engine.sampler import Clocks
 from crossdraft.text.letters import Letters
-from crossdraft.types import messages
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.trees import MOST_NODES, Path, TokenTree, tree_of
 from crossdraft.verification.noise import KeyedNoise
@@ -186,10 +185,9 @@ def test_captured_draws_leave_options_that_they_do_not_know(monkeypatch: pytest.
     kinds = [draws for draws, _ in standing_draws(clocks, 1, 1)]
     usual, other = SamplingOptions(), SamplingOptions(presence_penalty=1.0)
     assert all(any(draws.serves(options) for draws in kinds) for options in (usual, other))
-    monkeypatch.setattr(messages, "ONLY_TARGETS", ())  # drafts have them all
-    paths._only_warps.cache_clear()
+    penalty = [field for field in fields(SamplingOptions) if field.name == "presence_penalty"]
+    monkeypatch.setattr(paths, "UNKNOWN", penalty)  # as of an option that drafts have, too
     assert [any(draws.serves(options) for draws in kinds) for options in (usual, other)] == [True, False]
-    paths._only_warps.cache_clear()
 
 
 def test_without_cuda_the_first_forward_may_be_a_small_one(llama: PreTrainedModel) -> None:

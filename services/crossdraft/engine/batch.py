@@ -119,11 +119,11 @@ def _mapping(slices: Sequence[InputTokens], pool: int) -> slice | Numbers:
     return slots
 
 
-def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] = ()) -> Numbers:
+def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] | Numbers | None = None) -> Numbers:
     """The numbers of all slices, one list each, one after another; `added` to those of each slice."""
     numbers = np.fromiter(chain.from_iterable(lists), np.int64)
-    if added:
-        numbers += np.repeat(np.array(added), [*map(len, lists)])
+    if added is not None:
+        numbers += np.repeat(added, [*map(len, lists)])
     return numbers
 
 
@@ -281,42 +281,36 @@ def numbers_of(slices: Sequence[InputTokens], size: int, windows: Windows, paddi
 
     There is at least one slice, and none has a tree that is `too_large`; `padding_slots` are as in `padding_of`.
     """
-    numbers = padding_of(size, padding_slots)
-    counts = np.array([inputs.count for inputs in slices])
-    end = int(counts.sum())
+    numbers, counts = padding_of(size, padding_slots), np.array([len(inputs.tokens) for inputs in slices])
+    begins = counts.cumsum() - counts
+    end = int(begins[-1] + counts[-1])
     ids, positions, kept = numbers[:OWN, :end]
     ids[:], positions[:] = _flat([inputs.tokens for inputs in slices]), _flat([inputs.positions for inputs in slices])
-    wanted = wanted_tokens(slices)
+    wanted = _flat([inputs.wanted for inputs in slices], begins)
     kept[: len(wanted)] = wanted
-    ranks = np.arange(end) - (counts.cumsum() - counts).repeat(counts)  # among the tokens of a slice
+    ranks = np.arange(end) - begins.repeat(counts)  # among the tokens of a slice
     blocks = np.where(ranks % TILE, -1, np.minimum(TILE, counts.repeat(counts) - ranks))
+    places = _flat([inputs.places for inputs in slices])
+    trees = [at for at, inputs in enumerate(slices) if not inputs.tree.is_chain]
     for number, window in enumerate(windows):
         marks = Marks(*_marks_of(numbers, number)[:, :end])
-        marks.blocks[:] = blocks
-        _mark(marks, slices, counts, window, positions)
+        extents = [inputs.extents[pool_of(window)] for inputs in slices]
+        starts = np.array([extent.start for extent in extents]).repeat(counts)
+        origins = np.array([extent.origin for extent in extents]).repeat(counts)
+        marks.blocks[:], marks.targets[:] = blocks, origins + places
+        marks.limits[:], marks.firsts[:] = marks.targets + 1, starts
+        marks.bases[:] = origins + np.array([inputs.committed for inputs in slices]).repeat(counts)
+        if window is not None:
+            marks.firsts[:] += (window.first(positions) - (starts - origins)).clip(0)
+        for at in trees:
+            _mark_tree(marks, slices[at], slice(begins[at], begins[at] + counts[at]), window, positions)
     return numbers
 
 
-def _mark(
-    to: Marks[Numbers], slices: Sequence[InputTokens], counts: Numbers, window: Window | None, positions: Numbers
-) -> None:
-    """Writes all marks but blocks."""
-    extents = [inputs.extents[pool_of(window)] for inputs in slices]
-    numbers = [(at.start, at.base, inputs.committed) for at, inputs in zip(extents, slices, strict=True)]
-    starts, bases, committed = np.array(numbers).repeat(counts, 0).T
-    to.targets[:] = starts - bases + _flat([inputs.places for inputs in slices])
-    to.limits[:] = to.targets + 1
-    to.firsts[:], to.bases[:] = starts, starts - bases + committed
-    if window is not None:
-        to.firsts[:] += (window.first(positions) - bases).clip(0)
-    end = 0
-    for inputs in slices:
-        begin, end = end, end + inputs.count
-        if not inputs.tree.is_chain:
-            own = slice(begin, end)
-            to.limits[own], to.firsts[own] = (np.minimum(each[own], to.bases[own]) for each in (to.limits, to.firsts))
-            firsts = None if window is None else window.first(positions[own]).tolist()
-            to.lines[own] = _ancestor_bits(inputs, firsts)
+def _mark_tree(to: Marks[Numbers], inputs: InputTokens, own: slice, window: Window | None, positions: Numbers) -> None:
+    """Writes what the tokens of a slice with a tree see."""
+    to.limits[own], to.firsts[own] = (np.minimum(each[own], to.bases[own]) for each in (to.limits, to.firsts))
+    to.lines[own] = _ancestor_bits(inputs, None if window is None else window.first(positions[own]).tolist())
 
 
 class NextTokens(NamedTuple):

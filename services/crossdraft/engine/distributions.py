@@ -21,6 +21,7 @@ from torch import Tensor
 
 from crossdraft.engine.device import Fetching, sent
 from crossdraft.text.grammar import Bits
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import Path
@@ -163,7 +164,7 @@ def _ids(name: str, ids: Sequence[int], size: int) -> Tensor:
     return found
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Nodes:
     """Logits of nodes of a tree, and what turns them into distributions."""
 

@@ -87,7 +87,7 @@ class Following:
     def __init__(
         self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest], paths: Paths, forwards: int
     ) -> None:
-        self._engine, self._manager, self._paths, self._requests = engine, manager, paths, requests
+        self._engine, self._paths, self._requests = engine, paths, requests
         self._entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
         sizes, extents = [request.size - request.more for request in requests], [at.extents for at in self._entries]
         graphs = engine.runner.graphs
@@ -111,8 +111,8 @@ class Following:
     def record(self, tokens: Sequence[Sequence[int]]) -> None:
         """The ids, now that the host has them."""
         for request, entry, fed in zip(self._requests, self._entries, tokens, strict=True):
-            tree = request.grown(fed) if fed else request.tree
-            self._manager.record(entry, CachedTokens(request.context, tree), len(request.context))
+            if fed:  # the text stays
+                entry.cached = CachedTokens(request.context, request.grown(fed), entry.cached.least)
 
 
 class Engine:

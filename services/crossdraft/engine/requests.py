@@ -203,6 +203,8 @@ def emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
 
 def _shared(old: TokenTree, new: TokenTree, root: int) -> Sequence[int]:
     """The nodes of the old tree, below its node `root`, that equal the new tree's first nodes, as many as there are."""
+    if not new.tokens:
+        return ()
     if old.is_chain and new.is_chain:
         return range(root + 1, root + 1 + _equal(old.tokens[root + 1 :], new.tokens))
     size = len(old.tokens)

@@ -170,6 +170,7 @@ class GraphRunner:
     ) -> None:
         self._forward, self._cache, self._windows, self._device = forward, cache, windows, device
         self._padding_slots = [cache.pools[pool_of(window)].padding_slot for window in windows]
+        self._rows = len(padding_of(0, self._padding_slots))  # of the numbers of a forward
         self._capture: GraphCapture | None = capture_for(device)
         self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
         self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
@@ -317,7 +318,7 @@ class GraphRunner:
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
-        memory = DrawingMemory(len(padding_of(0, self._padding_slots)), sizes[0], self._device)
+        memory = DrawingMemory(self._rows, sizes[0], self._device)
         self._numbers.zero_()
         known = [*kinds(self._logits.shape[1], sizes[0])]
         for draws, most in known:
@@ -372,8 +373,7 @@ class GraphRunner:
 
     def _own(self, size: int) -> Tensor:
         """Where the numbers of captured forwards of so many tokens are."""
-        rows = len(padding_of(0, self._padding_slots))
-        return self._numbers[: rows * size].view(rows, size)
+        return self._numbers[: self._rows * size].view(self._rows, size)
 
     def _to_logits(self, inputs: StepInputs) -> None:
         logits = self._forward(inputs)

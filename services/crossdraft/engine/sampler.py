@@ -38,6 +38,7 @@ from crossdraft.engine.distributions import (
     width_of,
 )
 from crossdraft.engine.requests import ForwardRequest
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import ROOT
@@ -268,7 +269,7 @@ def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
     return [found[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class OfLogits(SamplerRequest[R]):
     logits: Tensor
 
@@ -300,7 +301,7 @@ def _sliced(nodes: Callable[[int, int], tuple[N, ...]], sizes: Sequence[int]) ->
     return [partial(nodes, begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class _OfNodes(SamplerRequest[R]):
     nodes: Nodes
 
@@ -309,7 +310,7 @@ class _OfNodes(SamplerRequest[R]):
         return self.nodes.logits
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class SampleRequest(_OfNodes[Found[Sample]]):
     """The target's own keyed draw at each node."""
 
@@ -375,7 +376,7 @@ def drawn_with(
     return places if first is None else places.gather(-1, first), [weights, places]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class RowRequest(_OfNodes[Found[Row]]):
     """The row of each node."""
 
@@ -402,7 +403,7 @@ class RowRequest(_OfNodes[Found[Row]]):
         return _sliced(table.nodes, sizes)
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class ScoreRequest(OfLogits[Found[Sample]]):
     """The log-probability and the rank of a given id in each row, as a sample."""
 
@@ -429,7 +430,7 @@ class ScoreRequest(OfLogits[Found[Sample]]):
 # Requests of drafters.
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class _OfDrafter(OfLogits[R]):
     """About what the drafter draws from each row."""
 
@@ -443,7 +444,7 @@ class _OfDrafter(OfLogits[R]):
         return found, warping, width_of(self.options, found.shape[-1])
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
     """The distribution that a drafter draws from after each row: ids and probabilities, the largest first if cut."""
 
@@ -472,7 +473,7 @@ def numbers_of(places: Probabilities, allowed: Columns | None) -> Ids:
     return found if allowed is None else allowed.numbers[found]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class _Drawing(_OfDrafter[Sequence[T]]):
     """About draws from whole distributions."""
 
@@ -504,7 +505,7 @@ class TopRow(NamedTuple):
     token: int = ROOT  # its id
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class TopRequest(_Drawing[TopRow]):
     """The `count` ids of each row that the target is likeliest to go on with, the likeliest first, with weights.
 
@@ -577,7 +578,7 @@ class Draw(NamedTuple):
     others: Sequence[int] = ()  # as many as were asked for of those nearest to being drawn, then of the likeliest
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class DrawRequest(_Drawing[Draw]):
     """A draw from each row, by columns; for the first row also the `count` that came nearest to being drawn, the
     nearest first: those that arrive next in the same race, or without a key the likeliest."""

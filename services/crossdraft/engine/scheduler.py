@@ -106,16 +106,13 @@ class Scheduler:
         """The short requests, and tokens of the long ones."""
         ordered = sorted(ready, key=attrgetter("asked"))
         long = [request for request in ordered if is_long(request)]
-        room = self._chunk - (LEAST if long else 0)
-        short: list[ForwardRequest] = []
+        apart, room, short = {*long}, self._chunk - (LEAST if long else 0), list[ForwardRequest]()
         for request in ordered:
-            request.tokens = 0 if is_long(request) else max(1, request.due)
-            if request.tokens and (request.tokens <= room or not short):
+            tokens, request.tokens = max(1, request.due), 0
+            if request not in apart and (tokens <= room or not short):
+                request.tokens = tokens
                 short.append(request)
-                # A tree larger than a chunk keeps no others out.
-                room -= request.tokens if request.tokens <= room else 0
-            else:
-                request.tokens = 0
+                room -= tokens if tokens <= room else 0  # a tree larger than a chunk keeps no others out
         if long:
             given = divided([request.due for request in long], self._prefill(short, len(long), expected))
             for request, tokens in zip(long, given, strict=True):
