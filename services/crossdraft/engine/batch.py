@@ -89,7 +89,7 @@ def _sent_batch(
     """The numbers of slices in the order of their tokens, on the device."""
     tokens = _flat([inputs.tokens for inputs in ordered])
     positions = _flat([inputs.positions for inputs in ordered])
-    kept = wanted_tokens(ordered)
+    kept = _flat([inputs.wanted for inputs in ordered], [0, *accumulate(inputs.count for inputs in ordered[:-1])])
     mappings = [_mapping(ordered, pool) for pool in range(len(ordered[0].extents))]
     parts = (
         tokens,
@@ -125,12 +125,6 @@ def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] | Numbers | None 
     if added is not None:
         numbers += np.repeat(added, [*map(len, lists)])
     return numbers
-
-
-def wanted_tokens(slices: Sequence[InputTokens]) -> Numbers:
-    """The tokens of a flat batch whose logits are asked for, ascending."""
-    begins = [0, *accumulate(inputs.count for inputs in slices)][:-1]
-    return _flat([inputs.wanted for inputs in slices], begins)
 
 
 def grouped(slices: Sequence[InputTokens], heads: int) -> Iterator[list[InputTokens]]:

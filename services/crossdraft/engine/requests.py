@@ -65,7 +65,8 @@ class ForwardRequest:
         if not self.context:
             raise ValueError("the context needs at least one token (a BOS where there is no prompt)")
         rows = self.wanted
-        if rows and (rows[0] < 0 or rows[-1] > nodes or any(row >= after for row, after in pairwise(rows))):
+        ascend = not rows or len(rows) == 1 or all(row < after for row, after in pairwise(rows))
+        if rows and (rows[0] < 0 or rows[-1] > nodes or not ascend):
             raise ValueError(f"wanted rows must ascend within 0 to {nodes}, got {rows}")
 
 

@@ -160,6 +160,12 @@ class Clocks:
         first = tied.argmin(-1, keepdim=True)
         return first if places is None else places.gather(-1, first)
 
+    def arrivals_at(self, distributions: Tensor, at: Moments, columns: Tensor | None, places: Tensor | None) -> Tensor:
+        """When each arrives, of what `draw` is given: a few exactly, all up to rounding."""
+        if places is None:
+            return self.arrivals(distributions, at, columns)
+        return self.arrivals_of(distributions, at, places if columns is None else columns[places])
+
     def arrivals_of(self, distributions: Tensor, at: Moments, columns: Tensor) -> Tensor:
         """When each of a few columns (n, m) arrives in the race that draws, exactly."""
         words: Any = self._hashes[columns]
@@ -557,11 +563,8 @@ def likeliest_of(
         return scores.softmax(-1, dtype=torch.float64).gather(-1, best), best
     best, near = scores.topk(width) if width else (scores, None)
     weights = tempered(best, warping)
-    if at is not None and near is None:
-        weights = 1 / clocks.arrivals(weights, at, columns)
-    elif at is not None and near is not None:
-        weights = 1 / clocks.arrivals_of(weights, at, near if columns is None else columns[near])
     if at is not None:
+        weights = 1 / clocks.arrivals_at(weights, at, columns, near)
         weights /= weights.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
     if warping.top_k is not None:
         own = scores.softmax(-1, dtype=torch.float64)
@@ -619,11 +622,7 @@ class DrawRequest(_Drawing[Draw]):
             distances, places = -scores, []
         elif self.keyed:
             moments = Moments.of([request.at[0] for request in requests], scores.device)
-            if places:
-                columns = places[0] if self.columns is None else self.columns[places[0]]
-                distances = self.clocks.arrivals_of(weights, moments, columns)
-            else:
-                distances = self.clocks.arrivals(weights, moments, self.columns)
+            distances = self.clocks.arrivals_at(weights, moments, self.columns, places[0] if places else None)
         else:
             distances = -weights.where(weights > 0, -torch.inf)
         count = min(1 + self.count, scores.shape[-1])

@@ -229,9 +229,9 @@ class _Gap:
         return self.mean + DEVIATIONS * self.deviation
 
     def learn(self, gap: float) -> None:
-        gap = min(gap, OUTLIER * max(self.longest, SHORTEST))
-        self.deviation += DEVIATION_GAIN * (abs(gap - self.mean) - self.deviation)
-        self.mean += GAIN * (gap - self.mean)
+        apart = min(gap, OUTLIER * max(self.longest, SHORTEST)) - self.mean
+        self.deviation += DEVIATION_GAIN * (abs(apart) - self.deviation)
+        self.mean += GAIN * apart
 
 
 class ReturnTimes:
