@@ -113,9 +113,8 @@ class StandingDraws:
 
     def serves(self, options: SamplingOptions) -> bool:
         """Whether tokens can be drawn by it."""
-        if (options.temperature == 0) != self._greedy:
-            return False
-        if any(getattr(options, field.name) != field.default for field in UNKNOWN):
+        unknown = UNKNOWN and any(getattr(options, field.name) != field.default for field in UNKNOWN)
+        if unknown or (options.temperature == 0) != self._greedy:
             return False
         if self._width:
             return 0 < 2 * options.top_k <= self._width

@@ -176,6 +176,7 @@ class GraphRunner:
         self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
         self._growing: dict[tuple[StandingDraws, StandingTrees], dict[int, Callable[[], None]]] = {}  # by trees
         self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
+        self._inputs: dict[int, tuple[Tensor, StepInputs]] = {}  # of captured forwards, by tokens; and their parts
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
         self._states: Tensor | None = None  # (tokens, width): likewise what their heads have read
         self._note, self._read = note, read
@@ -264,10 +265,9 @@ class GraphRunner:
     def _run(self, numbers: Tensor, rows: int, ids: Tensor | None = None) -> Tensor:
         size = numbers.shape[1]
         captured = size in self._replays
-        own = self._own(size) if captured else numbers.to(self._device, non_blocking=True)
         if captured:
-            own.copy_(numbers, non_blocking=True)
-        inputs = StepInputs.of(own)
+            self._inputs[size][0].copy_(numbers, non_blocking=True)
+        inputs = self._inputs[size][1] if captured else StepInputs.of(numbers.to(self._device, non_blocking=True))
         if ids is not None:
             inputs.ids[: len(ids)].copy_(ids)
         if not captured:
@@ -300,7 +300,8 @@ class GraphRunner:
         for size in sorted({*sizes}, reverse=True):
             own = self._own(size)
             own.copy_(torch.from_numpy(numbers[:, :size]))
-            replay = self.capture(partial(self._to_logits, StepInputs.of(own)))
+            self._inputs[size] = own, StepInputs.of(own)
+            replay = self.capture(partial(self._to_logits, self._inputs[size][1]))
             if replay is not None:
                 replays[size] = replay
         self._replays = dict(sorted(replays.items()))
