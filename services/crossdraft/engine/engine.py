@@ -96,7 +96,7 @@ class Following:
             paths.take(*self._draw())
         else:
             paths.begin()
-            tokens = NextTokens(*([each[place] for place in paths.order] for each in (sizes, extents)))
+            tokens = NextTokens([sizes[place] for place in paths.order], [extents[place] for place in paths.order])
             self._step = engine.runner.following(tokens, forwards) if forwards else None
 
     @torch.inference_mode()
