@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.engine import attention
-from tests.engine.taped import by_marks
+from crossdraft.engine import attention, runner
+from tests.engine.taped import SIZES, by_marks, taped
 from tests.engine.tiny import tiny_llama
 
 
@@ -17,10 +17,12 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_kernel() -> Iterator[None]:
-    """Triton's interpreter is slow: where no test asks for it torch computes what the kernel does."""
+def no_device() -> Iterator[None]:
+    """Torch computes what the kernel does, as Triton's interpreter is slow, and a tape stands for CUDA's graphs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "_by_kernel", by_marks)
+        patch.setattr(runner, "capture_for", lambda _: taped)
+        patch.setattr(runner, "SIZES", SIZES)
         yield
 
 

@@ -16,6 +16,7 @@ from crossdraft.engine import attention, distributions
 from crossdraft.engine.attention import Group, Marks, Scores, Strided
 from crossdraft.engine.model_thread import ModelThread
 
+SIZES = (1, 4, 16, 64)  # tokens of forwards that are captured, in the tests of the engine
 WAITING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique_dim", "_unique2"}
 FROM_THE_HOST = {"lift_fresh", "lift_fresh_copy"}
 TO_THE_HOST = {"cpu", "item", "tolist", "nonzero", "masked_select", "equal", "unique", "__bool__", "__int__"} | {

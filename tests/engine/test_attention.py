@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,10 +17,20 @@ from torch import Tensor, nn
 
 from crossdraft.engine import attention
 from crossdraft.engine.attention import LayerLayout, Layout, Layouts, Scores, Window, attend
-from crossdraft.engine.batch import ALONE, CALL, StepInputs, batch_of, grouped, numbers_of, visible
-from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, plan_inputs
+from crossdraft.engine.batch import (
+    ALONE,
+    CALL,
+    NextTokens,
+    StepInputs,
+    batch_of,
+    grouped,
+    numbers_of,
+    too_large,
+    visible,
+)
+from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, common_prefix, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.types.trees import ROOT, TokenTree, tree_of
+from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree, tree_of
 from tests.engine.taped import by_marks
 from tests.engine.tiny import examples
 
@@ -237,3 +249,33 @@ def test_without_a_layout_it_is_ordinary_causal_attention() -> None:
     torch.testing.assert_close(found[1], expected, atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="need its eager attention"):
         attend(module, query, key, value, None, softcap=2.0)
+
+
+# What the numbers of a forward say.
+
+
+@given(*[st.lists(st.integers(0, 2), max_size=12).map(tuple)] * 3)
+def test_a_common_prefix_is_as_long_as_the_ids_are_equal(
+    first: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    pairs = zip((*first, *one, None), (*first, *other), strict=False)
+    equal = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+    assert common_prefix((*first, *one), (*first, *other)) == equal
+
+
+@given(st.lists(st.tuples(st.integers(20, 60), st.integers(0, 20)), min_size=1, max_size=4), st.integers(1, 6))
+def test_the_numbers_that_follow_are_those_of_the_tokens_after(places: list[tuple[int, int]], steps: int) -> None:
+    """Layers with a window have their tokens from a base on."""
+    extents = [(Extent(128 * at, 128), Extent(128 * at + 4096, 64, base)) for at, (_, base) in enumerate(places)]
+    tokens, rest = NextTokens([place for place, _ in places], extents), (len(places) + 2, WINDOWS, [9999] * 3)
+    found = tokens.numbers(*rest, steps)
+    assert len(found) == steps
+    for step, later in enumerate(found):
+        np.testing.assert_array_equal(later, numbers_of(tokens.slices(step), *rest))
+
+
+def test_a_tree_with_more_nodes_than_a_number_has_bits_is_too_large_and_a_chain_is_not() -> None:
+    text, chain = piece(0, 0, 128, 9), TokenTree.chain((7,) * (MOST_NODES + 1))
+    trees = [TokenTree((1,) * nodes, (ROOT,) * nodes) for nodes in (63, MOST_NODES + 1)]
+    assert not too_large([piece(1, 0, 128, 9, chain), piece(2, 0, 128, 3, trees[0])])
+    assert too_large([text, piece(1, 0, 128, 9, trees[1])])

@@ -1,21 +1,286 @@
-"""The memory of the KV cache: how much it is, and when it is taken."""
+"""Extents, the prefix index and the KV cache manager: what is recorded as cached lies in the slots, and no live
+session loses its own.
+"""
 
 import math
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from crossdraft.engine import device
 from crossdraft.engine.device import available_memory
 from crossdraft.engine.kv_cache import MIB, WHAT_IS_THERE, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
+from crossdraft.engine.kv_cache_manager import (
+    BLOCK,
+    UNIT,
+    CacheEntry,
+    Extent,
+    KVCacheManager,
+    PrefixIndex,
+    SlotAllocator,
+    SlotPool,
+    size_for,
+)
 from crossdraft.engine.names import NumberOutOfRangeError
+from crossdraft.engine.requests import CachedTokens
+from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import ModelOptions
+from crossdraft.types.trees import TokenTree
+from tests.engine.tiny import examples
 from tests.test_layout import REPOSITORY
+
+SIZES = st.integers(0, 4).map(lambda power: UNIT << power)
+
+
+def gap(taken: list[Extent], slots: int, size: int) -> bool:
+    """Whether some aligned extent of this size is free."""
+    starts = range(0, slots - size + 1, size)
+    return any(all(one.end <= start or start + size <= one.start for one in taken) for start in starts)
+
+
+def assert_apart(taken: list[Extent], extents: SlotAllocator) -> None:
+    ordered = sorted(taken)
+    assert all(one.end <= other.start for one, other in pairwise(ordered))
+    assert all(one.start >= 0 and one.end <= extents.slots and one.start % one.size == 0 for one in taken)
+    assert extents.free_slots == extents.slots - sum(one.size for one in taken)
+
+
+@given(st.data())
+def test_extents_never_overlap_and_gaps_are_found(data: st.DataObject) -> None:
+    slots = data.draw(st.integers(0, 40 * UNIT))
+    extents = SlotAllocator(slots)
+    taken: list[Extent] = []
+    for _ in range(data.draw(st.integers(0, 40))):
+        size = data.draw(SIZES)
+        if taken and data.draw(st.booleans()):
+            extents.free(taken.pop(data.draw(st.integers(0, len(taken) - 1))))
+        elif taken and data.draw(st.booleans()):
+            before = taken[-1]
+            after = extents.extend(before, size)
+            free = gap(taken[:-1], extents.slots, size) and before.start % size == 0
+            mine = all(one.end <= before.start or before.start + size <= one.start for one in taken[:-1])
+            assert (after is not None) == (size <= before.size or (free and mine and before.start + size <= slots))
+            taken[-1] = before if after is None else after
+        else:
+            released = data.draw(st.lists(st.sampled_from(taken), unique=True)) if taken else []
+            rest = [one for one in taken if one not in released]
+            assert extents.could_allocate(size, released) == gap(rest, extents.slots, size)
+            extent = extents.allocate(size)
+            assert (extent is not None) == gap(taken, extents.slots, size)
+            taken += [] if extent is None else [extent]
+        assert_apart(taken, extents)
+    for one in taken:
+        extents.free(one)
+    while extents.free_slots:  # all of it can be taken again, largest first
+        assert extents.allocate(1 << (extents.free_slots.bit_length() - 1)) is not None
+
+
+@given(st.integers(1, 10_000))
+def test_a_size_holds_what_it_is_for_and_no_smaller_one_would(slots: int) -> None:
+    size = size_for(slots)
+    assert size >= slots
+    assert size == UNIT or size // 2 < slots
+
+
+def blocks(one: list[int], other: list[int]) -> int:
+    """First blocks that two texts have in common."""
+    count = 0
+    while len(one) >= (count + 1) * BLOCK <= len(other) and one[: (count + 1) * BLOCK] == other[: (count + 1) * BLOCK]:
+        count += 1
+    return count
+
+
+@given(st.data())
+def test_the_longest_is_found_whatever_came_and_went(data: st.DataObject) -> None:
+    texts: dict[str, list[int]] = {}
+    prefixes: PrefixIndex = PrefixIndex()
+    part = st.sampled_from([[0] * BLOCK, [1] * BLOCK, [0] * 7, [1] * 40])
+    for _ in range(data.draw(st.integers(1, 12))):
+        owner = data.draw(st.sampled_from("abcd"))
+        before = texts.get(owner, [])
+        if data.draw(st.integers(0, 4)) == 0:
+            prefixes.forget(owner)
+            texts.pop(owner, None)
+            continue
+        kept = data.draw(st.integers(0, len(before)))
+        texts[owner] = before[:kept] + [token for one in data.draw(st.lists(part, max_size=4)) for token in one]
+        prefixes.note(owner, texts[owner], kept)
+    asked = [token for one in data.draw(st.lists(part, max_size=5)) for token in one]
+    most = max((blocks(text, asked) for text in texts.values()), default=0)
+    found = prefixes.longest(asked)
+    assert set(found) == {owner for owner in texts if most and blocks(texts[owner], asked) == most}
+
+
+SLOTS = 14 * UNIT
+
+
+class Cells(SlotPool):
+    """A store of ids instead of keys and values."""
+
+    def __init__(self, places: int) -> None:
+        super().__init__(places)
+        self.cells = [-1] * places
+        self.writers: list[str | None] = [None] * places  # sessions; None: nobody, since the place was cleared
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        assert source + count <= target or target + count <= source
+        self.cells[target : target + count] = self.cells[source : source + count]
+        self.writers[target : target + count] = self.writers[source : source + count]
+
+    def clear(self, start: int, count: int) -> None:
+        self.cells[start : start + count] = [-1] * count
+        self.writers[start : start + count] = [None] * count
+
+    def is_finite(self, start: int, count: int) -> bool:
+        return -2 not in self.cells[start : start + count]
+
+    def of(self, entry: CacheEntry) -> tuple[int, ...]:
+        start = entry.extents[0].start
+        return tuple(self.cells[start : start + len(entry.cached.ids)])
+
+
+def fed(cells: Cells, manager: KVCacheManager, request: Request) -> int:
+    """Seats the request and feeds it all; how many ids had to be fed."""
+    entry = manager.allocate(request)
+    assert entry is not None
+    assert cells.of(entry) == entry.cached.ids
+    shared = next((n for n, (a, b) in enumerate(zip(entry.cached.ids, request.context, strict=False)) if a != b), None)
+    kept = min(len(entry.cached.ids), len(request.context)) if shared is None else shared
+    start, end = entry.extents[0].start, entry.extents[0].start + len(request.context) + len(request.tree)
+    session, own = str(request.session), start + len(entry.cached.ids)
+    assert set(cells.writers[own : entry.extents[0].end]) <= {None, session}  # masked places have nothing of others
+    cells.cells[start + kept : end] = [*request.context[kept:], *request.tree.tokens]
+    cells.writers[start:end] = [session] * (end - start)
+    cells.writers[start:own] = [session] * (own - start)
+    manager.record(entry, CachedTokens(request.context, request.tree), kept)
+    return len(request.context) - kept
+
+
+def text(size: int, last: int = 0) -> tuple[int, ...]:
+    return (*range(100, 100 + size - 1), last)
+
+
+@settings(max_examples=examples(30, 60))
+@given(st.data())
+def test_random_histories(data: st.DataObject) -> None:
+    cells = Cells(SLOTS)
+    manager = KVCacheManager([cells])
+    contexts: dict[str, tuple[int, ...]] = {}
+    closed = dict.fromkeys("abcdef", 0)
+    for _ in range(data.draw(st.integers(1, 25))):
+        letter = data.draw(st.sampled_from("abcdef"))
+        session = f"{letter}{closed[letter]}"
+        if data.draw(st.integers(0, 3)) == 0:
+            manager.close(session)
+            contexts.pop(session, None)
+            closed[letter] += 1
+            continue
+        before = contexts.get(session, data.draw(st.sampled_from([(), *contexts.values()])))
+        kept = data.draw(st.sampled_from([len(before), len(before), len(before) // 2]))
+        fresh = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=3))
+        context = (*before[:kept], *(token for token in fresh for _ in range(data.draw(st.integers(1, 60)))))
+        nodes = data.draw(st.sampled_from([0, 0, 9, 70]))
+        request = Request(session, context[: 4 * UNIT - nodes], TokenTree((7,) * nodes, tuple(range(-1, nodes - 1))))
+        admitted = manager.can_allocate(request)
+        if admitted:
+            fed(cells, manager, request)
+            contexts[session] = request.context
+        else:
+            assert manager.allocate(request) is None
+        assert set(manager._live) == set(contexts)
+        for name, held in contexts.items():
+            entry = manager.get(name)
+            assert entry is not None
+            assert cells.of(entry) == entry.cached.ids == held
+        sizes = [size_for(len(held)) for held in contexts.values()]
+        assert sum(sizes) <= manager.slots_in_use <= SLOTS
+    for name in list(contexts):
+        manager.close(name)
+    assert manager.slots_in_use == 0
+    assert manager.can_allocate(Request("all", (0,) * 8 * UNIT))
+
+
+def test_a_session_starts_with_what_another_one_has_of_its_text() -> None:
+    cells = Cells(SLOTS)
+    manager = KVCacheManager([cells])
+    assert fed(cells, manager, Request("a", text(100))) == 100
+    assert fed(cells, manager, Request("b", text(101, 5))) == 2
+    assert fed(cells, manager, Request("c", text(BLOCK))) == BLOCK  # 31 of them: less than a block
+    manager.close("a")
+    manager.close("b")
+    assert manager.slots_in_use == UNIT
+    assert fed(cells, manager, Request("d", (*text(101, 5), 9))) == 1  # in b's own places
+    assert fed(cells, manager, Request("e", (*text(100), 9))) == 1  # in a's: it has one more than b
+    assert manager.slots_in_use == UNIT + 4 * UNIT
+
+
+def test_nobody_starts_with_what_others_have_where_that_is_not_wanted() -> None:
+    cells = Cells(SLOTS)
+    manager = KVCacheManager([cells], reuse=False)
+    long = text(3 * BLOCK)
+    assert fed(cells, manager, Request("one", long)) == 3 * BLOCK
+    assert fed(cells, manager, Request("two", long)) == 3 * BLOCK
+    manager.close("one")
+    manager.close("two")
+    assert manager.slots_in_use == 0
+    assert fed(cells, manager, Request("three", long)) == 3 * BLOCK
+
+
+def test_nobody_starts_with_what_are_no_numbers() -> None:
+    cells = Cells(SLOTS)
+    manager = KVCacheManager([cells])
+    assert fed(cells, manager, Request("a", text(100))) == 100
+    first = manager.get("a")
+    assert first is not None
+    cells.cells[first.extents[0].start + 70] = -2
+    assert fed(cells, manager, Request("b", (*text(100), 9))) == 101
+    manager.close("b")
+    assert fed(cells, manager, Request("c", (*text(100), 9, 9))) == 1  # b's are numbers
+
+
+def test_what_ended_sessions_left_goes_first_and_the_latest_used_last() -> None:
+    cells = Cells(4 * UNIT)
+    manager = KVCacheManager([cells])
+    for name, last in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
+        fed(cells, manager, Request(name, (last,) * 40))
+        manager.close(name)
+    assert fed(cells, manager, Request("again", (1,) * 41)) == 1  # a's own places
+    assert fed(cells, manager, Request("new", (5,) * 40)) == 40  # b's places
+    assert fed(cells, manager, Request("third", (3,) * 41)) == 1
+    manager.close("third")
+    assert fed(cells, manager, Request("fourth", (7,) * 40)) == 40  # d's: c's text was used later
+    assert fed(cells, manager, Request("fifth", (3,) * 42)) == 1
+    assert not manager.can_allocate(Request("sixth", (8,)))
+    assert manager.allocate(Request("sixth", (8,))) is None
+    assert manager.can_allocate(Request("fifth", (3,) * UNIT))
+    assert not manager.can_allocate(Request("fifth", (3,) * (UNIT + 1)))
+
+
+def test_an_extent_grows_where_it_lies_or_moves_even_over_itself() -> None:
+    cells = Cells(4 * UNIT)
+    manager = KVCacheManager([cells])
+    assert fed(cells, manager, Request("a", (1,) * 10)) == 10
+    assert fed(cells, manager, Request("a", (1,) * UNIT * 2)) == UNIT * 2 - 10
+    assert fed(cells, manager, Request("b", (2,) * UNIT)) == UNIT
+    assert fed(cells, manager, Request("c", (3,) * UNIT)) == UNIT
+    manager.close("a")
+    assert fed(cells, manager, Request("c", (3,) * UNIT * 2)) == UNIT  # a's two units
+    manager.close("b")
+    manager.close("c")
+    assert fed(cells, manager, Request("d", (2,) * (UNIT + 1))) == 1  # on from b's, whose place is too small
+    assert fed(cells, manager, Request("d", (2,) * UNIT * 4)) == 3 * UNIT - 1  # all there is, its own places included
+
+
+# The memory of the KV cache: how much it is, and when it is taken.
+
 
 SHAPES = [LayerShape(4, 16, 16)] * 4
 TAKEN = """

@@ -1,10 +1,13 @@
 """Forwards that read numbers against plain ones; on a CPU a tape of operations stands for CUDA's graphs."""
 
 import asyncio
+import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -23,25 +26,63 @@ from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
 from crossdraft.engine.sampler import Clocks
 from crossdraft.text.letters import Letters
-from crossdraft.types import messages
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.trees import MOST_NODES, Path, TokenTree, tree_of
 from crossdraft.verification.noise import KeyedNoise
-from tests.engine.cuda import Cuda
-from tests.engine.taped import NeverWaiting, taped
+from tests.engine.taped import SIZES, NeverWaiting, taped
 from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
 from tests.engine.tiny import tiny_llama
 
-SIZES = (1, 4, 16, 64)
+
+class Cuda:
+    """Names of `torch.cuda` that note what is done, with the arguments that the real ones take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+        real = inspect.signature(torch.cuda.graph.__init__)
+        self.events: list[str] = []
+        self.streams = ["usual"]
+        note = self.events.append
+
+        class Stream:
+            def __init__(self, name: object) -> None:
+                self.name = str(name)
+
+            def wait_stream(self, other: "Stream") -> None:
+                note(f"{self.name} waits for {other.name}")
+
+        @contextmanager
+        def stream(one: Stream) -> Iterator[None]:
+            self.streams.append(one.name)
+            yield
+            self.streams.pop()
+
+        @contextmanager
+        def graph(*given: object, **options: object) -> Iterator[None]:
+            real.bind(None, *given, **options)
+            assert given[1:] == ("pool", self.side)
+            assert options == {"capture_error_mode": "thread_local"}
+            self.streams.append("capturing")
+            yield
+            if broken:  # as the real one, which leaves its stream then
+                raise RuntimeError("captured nothing")
+            self.streams.pop()
+
+        self.side = Stream("side")
+        recorded = SimpleNamespace(replay=lambda: note("replayed"))
+        names = {
+            "Stream": lambda device: self.side,
+            "graph_pool_handle": lambda: "pool",
+            "device": lambda device: nullcontext(),
+            "current_stream": lambda: Stream(self.streams[-1]),
+            "stream": stream,
+            "set_stream": lambda one: setattr(self, "streams", [one.name]),
+            "CUDAGraph": lambda: recorded,
+        }
+        assert all(hasattr(torch.cuda, name) for name in names)
+        monkeypatch.setattr(torch, "cuda", SimpleNamespace(**names, graph=graph))
+
+
 CAPTURE_FOR = runner.capture_for
-
-
-@pytest.fixture(autouse=True, scope="module")
-def capture() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "capture_for", lambda _: taped)
-        patch.setattr(runner, "SIZES", SIZES)
-        yield
 
 
 def test_shapes_captured_after_start_none(llama: PreTrainedModel, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,10 +185,9 @@ def test_captured_draws_leave_options_that_they_do_not_know(monkeypatch: pytest.
     kinds = [draws for draws, _ in standing_draws(clocks, 1, 1)]
     usual, other = SamplingOptions(), SamplingOptions(presence_penalty=1.0)
     assert all(any(draws.serves(options) for draws in kinds) for options in (usual, other))
-    monkeypatch.setattr(messages, "ONLY_TARGETS", ())  # drafts have them all
-    paths._only_warps.cache_clear()
+    penalty = [field for field in fields(SamplingOptions) if field.name == "presence_penalty"]
+    monkeypatch.setattr(paths, "UNKNOWN", penalty)  # as of an option that drafts have, too
     assert [any(draws.serves(options) for draws in kinds) for options in (usual, other)] == [True, False]
-    paths._only_warps.cache_clear()
 
 
 def test_without_cuda_the_first_forward_may_be_a_small_one(llama: PreTrainedModel) -> None:

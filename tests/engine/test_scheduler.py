@@ -1,18 +1,23 @@
 """What steps compute: prompts beside streams, nobody starved, who is waited for; costs and return times are learned."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, repeat
 from statistics import mean, median
+from typing import Any
 
 import pytest
 
 from crossdraft.engine import scheduler as scheduling
 from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.scheduler import (
     LEAST,
+    LEAST_TURN,
     REACH,
+    WAIT,
+    Admission,
     Pause,
     ReturnTimes,
     Scheduler,
@@ -21,7 +26,102 @@ from crossdraft.engine.scheduler import (
     is_long,
     worth_waiting,
 )
-from tests.engine.simulated import CHUNK, Client, World, line, ready, simulated
+from crossdraft.types.trees import TokenTree
+
+CHUNK = 512
+
+
+@dataclass
+class Client:
+    """A session: asks for a request, and again after each answer."""
+
+    name: str
+    gaps: Iterator[float] = field(default_factory=lambda: repeat(0.003))  # seconds from an answer to the next request
+    text: Iterator[int] = field(default_factory=lambda: repeat(0))  # tokens that may come in several steps
+    end: int = 6  # tokens of each request that go together
+    begins: float = 0.0
+    asked: float | None = field(default=None, init=False)
+    began: float | None = field(default=None, init=False)
+    left: int = field(default=0, init=False)  # tokens
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One request."""
+
+    client: str
+    asked: float
+    began: float  # its first step
+    ended: float
+    sessions: int  # in its last step
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step."""
+
+    began: float
+    seconds: float
+    tokens: dict[str, int]
+
+
+@dataclass
+class World:
+    """Everything that happened."""
+
+    answers: list[Answered] = field(default_factory=list)
+    steps: list[Taken] = field(default_factory=list)
+
+    def of(self, name: str) -> list[Answered]:
+        return [answer for answer in self.answers if answer.client == name]
+
+
+def ready(session: object, asked: float, due: int, end: int = 1, **more: Any) -> ForwardRequest:
+    """A request of so many tokens still, of which the last ones go together."""
+    tree = TokenTree((0,) * (end - 1), tuple(range(-1, end - 2)))
+    return ForwardRequest(session, (0,), tree, asked=asked, due=due, **more)
+
+
+def line(base: float, each: float) -> Callable[[int], float]:
+    """A device whose step takes base + each * tokens, in seconds."""
+    return lambda tokens: base + each * tokens
+
+
+def simulated(clients: list[Client], seconds: Callable[[int], float], until: float) -> World:
+    """Lets clients and a device go on until a time."""
+    scheduler, world = Scheduler(CHUNK), World()
+    coming = {client.name: client.begins for client in clients}
+    named = {client.name: client for client in clients}
+    now = 0.0
+    while now < until:
+        for name in [name for name, at in coming.items() if at <= now]:
+            client = named[name]
+            client.asked, client.left, client.began = coming.pop(name), next(client.text) + client.end, None
+            scheduler.returns.asked(name, client.asked)
+        waiting = [client for client in clients if client.asked is not None]
+        asking = [ready(one.name, one.asked, one.left, one.end, began=one.began) for one in waiting]
+        decided = scheduler.next(asking, now)
+        if isinstance(decided, Pause):
+            later = [] if decided.seconds is None else [now + decided.seconds]
+            following = min([*coming.values(), *later, until])
+            now = max(following, now + 1e-9)
+            continue
+        taken = {str(one.session): one.tokens for one in decided}
+        took = seconds(sum(taken.values()))
+        world.steps.append(Taken(now, took, taken))
+        scheduler.stepped(sum(taken.values()), took)
+        for name, tokens in taken.items():
+            client = named[name]
+            client.began = now if client.began is None else client.began
+            client.left -= tokens
+            if not client.left:
+                world.answers.append(Answered(name, client.asked, client.began, now + took, len(taken)))
+                client.asked = None
+                scheduler.returns.answered(name, now + took)
+                coming[name] = now + took + next(client.gaps)
+        now += took
+    return world
+
 
 DEVICE = line(0.018, 0.0005)  # 20 ms for a pass of a few tokens
 
@@ -333,3 +433,129 @@ def test_one_long_absence_says_little_and_a_lasting_one_is_learned() -> None:
     assert returns.expected(now)["a"] < 0.02
     now = visited(returns, "a", [0.05] * 50, now)
     assert returns.expected(now)["a"] == pytest.approx(0.05, rel=0.2)
+
+
+# Which sessions have KV slots, which wait for them, and which are preempted.
+
+
+class Cache:
+    """Room for some sessions, of one size all."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.sessions: set[object] = set()
+
+    def admits(self, request: Request) -> bool:
+        return request.session in self.sessions or len(self.sessions) < self.size
+
+    def close(self, session: object) -> None:
+        self.sessions.discard(session)
+
+
+class Service:
+    """Steps whoever is seated, for as long as the test says."""
+
+    def __init__(self, size: int) -> None:
+        self.cache = Cache(size)
+        self.admission = Admission(self.cache.admits, self.cache.close)
+
+    def step(
+        self, requests: list[Request], now: float, expected: tuple[str, ...] = (), answers: bool = True
+    ) -> list[str]:
+        stepped = []
+        for request in self.admission.admitted(requests, expected, now):
+            if self.cache.admits(request):
+                self.cache.sessions.add(request.session)
+                self.admission.stepped(request.session, now)
+                if answers:
+                    self.admission.answered(request, now, StepCosts())
+                stepped.append(str(request.session))
+        return stepped
+
+
+def asks(name: str, at: float = 0.0) -> Request:
+    return Request(name, (1, 2), asked=at)
+
+
+def test_who_fits_is_seated_and_who_does_not_waits() -> None:
+    service = Service(2)
+    assert service.step([asks("a"), asks("b"), asks("c")], 0.0) == ["a", "b"]
+    assert service.step([asks("a", 0.1), asks("b", 0.1), asks("c")], 0.1) == ["a", "b"]
+    assert service.admission.preemptions == 0
+    service.admission.close("a")
+    assert service.step([asks("b", 0.2), asks("c")], 0.2) == ["b", "c"]
+
+
+def test_idle_sessions_give_their_places_at_once_the_least_recently_used_first() -> None:
+    service = Service(2)
+    service.step([asks("a"), asks("b")], 0.0)
+    service.step([asks("a", 0.1)], 0.1)
+    assert service.step([asks("c", 0.2)], 0.2) == ["c"]
+    assert service.cache.sessions == {"a", "c"}
+
+
+def test_who_is_expected_back_keeps_its_places_for_its_turn() -> None:
+    service = Service(1)
+    service.step([asks("a")], 0.0)
+    late = max(WAIT, LEAST_TURN)
+    assert service.step([asks("b", 0.1)], 0.2, expected=("a",)) == []
+    assert service.step([asks("b", 0.1)], 0.1 + late, expected=("a",)) == ["b"]
+
+
+def test_sessions_take_turns_and_all_get_as_much() -> None:
+    service, names = Service(3), [f"s{one}" for one in range(8)]
+    asked, served = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    for tick in range(1500):
+        now = 0.01 * tick
+        for name in service.step([asks(name, asked[name]) for name in sorted(names, key=lambda n: asked[n])], now):
+            served[name] += 1
+            asked[name] = now
+    assert sum(served.values()) > 0.95 * 3 * 1500  # places are never idle
+    assert max(served.values()) < 1.3 * min(served.values())
+    assert service.admission.preemptions < 15 / LEAST_TURN * 3
+
+
+def test_one_whose_prompt_is_being_fed_is_not_driven_out_before_its_first_answer() -> None:
+    service = Service(1)
+    service.step([asks("a")], 0.0, answers=False)
+    assert service.step([asks("a"), asks("b")], 60.0, answers=False) == ["a"]
+    service.step([asks("a"), asks("b")], 60.0)
+    assert service.step([asks("b"), asks("a", 60.1)], 60.1) == ["a"]
+    assert service.step([asks("b"), asks("a", 60.1)], 60.0 + LEAST_TURN) == ["b"]
+
+
+def test_what_becomes_free_is_for_whoever_waited_longest() -> None:
+    class Sized(Cache):
+        def admits(self, request: Request) -> bool:
+            taken = sum(2 if session == "large" else 1 for session in self.sessions)
+            return request.session in self.sessions or taken + len(request.context) <= self.size
+
+    service = Service(2)
+    service.cache = Sized(2)
+    service.admission = Admission(service.cache.admits, service.cache.close)
+    assert service.step([Request(name, (1,), asked=0.4) for name in "st"], 0.4) == ["s", "t"]
+    large, later = Request("large", (1, 2), asked=0.1), Request("u", (1,), asked=0.2)
+    service.admission.close("t")
+    assert service.step([large, later], 0.1 + WAIT, expected=("s",)) == []  # not "u", which would fit
+    assert service.step([large, later], 0.4 + LEAST_TURN, expected=("s",)) == ["large"]
+
+
+def test_if_nobody_can_go_on_somebody_gives_way_at_once() -> None:
+    class Growing(Cache):
+        full = False
+
+        def admits(self, request: Request) -> bool:
+            return not self.full or len(self.sessions) < 2
+
+    service = Service(2)
+    service.cache = Growing(2)
+    service.admission = Admission(service.cache.admits, service.cache.close)
+    service.step([asks("a"), asks("b")], 0.0)
+    service.cache.full = True  # each needs more than it has
+    assert service.step([asks("a", 0.1), asks("b", 0.1)], 0.1) == ["a"]
+    assert service.cache.sessions == {"a"}
+
+
+def test_of_a_session_with_two_jobs_the_older_one_is_seated() -> None:
+    service = Service(2)
+    assert service.step([asks("a", 0.0), asks("a", 0.1)], 0.2) == ["a"]

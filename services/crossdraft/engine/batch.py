@@ -7,7 +7,7 @@ captured as a CUDA graph.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from crossdraft.engine.attention import TILE, Group, Layout, Marks, Strided, Window
 from crossdraft.engine.device import sent
-from crossdraft.engine.requests import InputTokens
+from crossdraft.engine.requests import NO_TREE, Extent, InputTokens
 from crossdraft.types.trees import MOST_NODES, ROOT
 
 Numbers = NDArray[np.int64]
@@ -89,7 +89,7 @@ def _sent_batch(
     """The numbers of slices in the order of their tokens, on the device."""
     tokens = _flat([inputs.tokens for inputs in ordered])
     positions = _flat([inputs.positions for inputs in ordered])
-    kept = wanted_tokens(ordered)
+    kept = _flat([inputs.wanted for inputs in ordered], [0, *accumulate(inputs.count for inputs in ordered[:-1])])
     mappings = [_mapping(ordered, pool) for pool in range(len(ordered[0].extents))]
     parts = (
         tokens,
@@ -119,18 +119,12 @@ def _mapping(slices: Sequence[InputTokens], pool: int) -> slice | Numbers:
     return slots
 
 
-def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] = ()) -> Numbers:
+def _flat(lists: Sequence[Sequence[int]], added: Sequence[int] | Numbers | None = None) -> Numbers:
     """The numbers of all slices, one list each, one after another; `added` to those of each slice."""
-    numbers = np.array([number for own in lists for number in own], dtype=np.int64)
-    if added:
-        numbers += np.repeat(np.array(added), [len(own) for own in lists])
+    numbers = np.fromiter(chain.from_iterable(lists), np.int64)
+    if added is not None:
+        numbers += np.repeat(added, [*map(len, lists)])
     return numbers
-
-
-def wanted_tokens(slices: Sequence[InputTokens]) -> Numbers:
-    """The tokens of a flat batch whose logits are asked for, ascending."""
-    begins = [0, *accumulate(inputs.count for inputs in slices)][:-1]
-    return _flat([inputs.wanted for inputs in slices], begins)
 
 
 def grouped(slices: Sequence[InputTokens], heads: int) -> Iterator[list[InputTokens]]:
@@ -263,6 +257,12 @@ class StepInputs(NamedTuple):
 OWN = len(StepInputs._fields) - 1  # rows of numbers before those of marks
 
 
+def _marks_of(numbers: Numbers, window: int) -> Numbers:
+    """The rows of numbers that are the marks of the window with this number."""
+    first = OWN + window * len(Marks._fields)
+    return numbers[first : first + len(Marks._fields)]
+
+
 def padding_of(size: int, padding_slots: Sequence[int]) -> Numbers:
     """The numbers of a forward of nothing but padding, (rows, size); for each window, where its keys are written."""
     numbers = np.zeros((OWN + len(Marks._fields) * len(padding_slots), size), dtype=np.int64)
@@ -275,63 +275,65 @@ def numbers_of(slices: Sequence[InputTokens], size: int, windows: Windows, paddi
 
     There is at least one slice, and none has a tree that is `too_large`; `padding_slots` are as in `padding_of`.
     """
-    numbers = padding_of(size, padding_slots)
-    counts = np.array([inputs.count for inputs in slices])
-    end = int(counts.sum())
+    numbers, counts = padding_of(size, padding_slots), np.array([len(inputs.tokens) for inputs in slices])
+    begins = counts.cumsum() - counts
+    end = int(begins[-1] + counts[-1])
     ids, positions, kept = numbers[:OWN, :end]
     ids[:], positions[:] = _flat([inputs.tokens for inputs in slices]), _flat([inputs.positions for inputs in slices])
-    wanted = wanted_tokens(slices)
+    wanted = _flat([inputs.wanted for inputs in slices], begins)
     kept[: len(wanted)] = wanted
-    ranks = np.arange(end) - (counts.cumsum() - counts).repeat(counts)  # among the tokens of a slice
+    ranks = np.arange(end) - begins.repeat(counts)  # among the tokens of a slice
     blocks = np.where(ranks % TILE, -1, np.minimum(TILE, counts.repeat(counts) - ranks))
-    for window, part in zip(windows, np.split(numbers[OWN:, :end], len(windows)), strict=True):
-        marks = Marks(*part)
-        marks.blocks[:] = blocks
-        _mark(marks, slices, counts, window, positions)
+    places = _flat([inputs.places for inputs in slices])
+    trees = [at for at, inputs in enumerate(slices) if not inputs.tree.is_chain]
+    for number, window in enumerate(windows):
+        marks = Marks(*_marks_of(numbers, number)[:, :end])
+        extents = [inputs.extents[pool_of(window)] for inputs in slices]
+        starts = np.array([extent.start for extent in extents]).repeat(counts)
+        origins = np.array([extent.origin for extent in extents]).repeat(counts)
+        marks.blocks[:], marks.targets[:] = blocks, origins + places
+        marks.limits[:], marks.firsts[:] = marks.targets + 1, starts
+        marks.bases[:] = origins + np.array([inputs.committed for inputs in slices]).repeat(counts)
+        if window is not None:
+            marks.firsts[:] += (window.first(positions) - (starts - origins)).clip(0)
+        for at in trees:
+            _mark_tree(marks, slices[at], slice(begins[at], begins[at] + counts[at]), window, positions)
     return numbers
 
 
-def _mark(
-    to: Marks[Numbers], slices: Sequence[InputTokens], counts: Numbers, window: Window | None, positions: Numbers
-) -> None:
-    """Writes all marks but blocks."""
-    extents = [inputs.extents[pool_of(window)] for inputs in slices]
-    numbers = [(at.start, at.base, inputs.committed) for at, inputs in zip(extents, slices, strict=True)]
-    starts, bases, committed = np.array(numbers).repeat(counts, 0).T
-    to.targets[:] = starts - bases + _flat([inputs.places for inputs in slices])
-    to.limits[:] = to.targets + 1
-    to.firsts[:], to.bases[:] = starts, starts - bases + committed
-    if window is not None:
-        to.firsts[:] += (window.first(positions) - bases).clip(0)
-    end = 0
-    for inputs in slices:
-        begin, end = end, end + inputs.count
-        if not inputs.tree.is_chain:
-            own = slice(begin, end)
-            to.limits[own], to.firsts[own] = (np.minimum(each[own], to.bases[own]) for each in (to.limits, to.firsts))
-            firsts = None if window is None else window.first(positions[own]).tolist()
-            to.lines[own] = _ancestor_bits(inputs, firsts)
+def _mark_tree(to: Marks[Numbers], inputs: InputTokens, own: slice, window: Window | None, positions: Numbers) -> None:
+    """Writes what the tokens of a slice with a tree see."""
+    to.limits[own], to.firsts[own] = (np.minimum(each[own], to.bases[own]) for each in (to.limits, to.firsts))
+    to.lines[own] = _ancestor_bits(inputs, None if window is None else window.first(positions[own]).tolist())
 
 
-def following_numbers(
-    numbers: Numbers, slices: Sequence[InputTokens], windows: Windows, steps: int
-) -> NDArray[np.int64]:
-    """The numbers of forwards each of which has the next token of every slice, (steps, rows, size); without their ids.
+class NextTokens(NamedTuple):
+    """The next token of each of some sessions, whose id is not known yet, and those that follow it step by step."""
 
-    `numbers` and slices, of one token each, are those of the first of these forwards.
-    """
-    found, later = np.repeat(numbers[None], steps, 0), np.arange(steps)[:, None]
-    own = found[:, :, : len(slices)]
-    own[:, 1] += later
-    for window, part in zip(windows, np.split(own[:, OWN:], len(windows), axis=1), strict=True):
-        marks = Marks(*part.swapaxes(0, 1))
-        for each in (marks.targets, marks.limits, marks.bases):
-            each += later
-        if window is not None:
-            extents = [inputs.extents[pool_of(window)] for inputs in slices]
-            starts, bases = np.array([(at.start, at.base) for at in extents]).T
-            marks.firsts[:] = starts + (window.first(own[:, 1]) - bases).clip(0)
-    return found
+    places: Sequence[int]  # of the first in each session
+    extents: Sequence[Sequence[Extent]]  # of each session
+
+    def slices(self, step: int) -> list[InputTokens]:
+        """Those after so many steps."""
+        each = zip(self.places, self.extents, strict=True)
+        numbers = [(place + step, extents) for place, extents in each]
+        return [InputTokens([0], [at], [at], (0,), at + 1, NO_TREE, extents=extents) for at, extents in numbers]
+
+    def numbers(self, size: int, windows: Windows, padding_slots: Sequence[int], steps: int) -> NDArray[np.int64]:
+        """As `numbers_of` for the slices of each step, (steps, rows, size)."""
+        found = np.repeat(padding_of(size, padding_slots)[None], steps, 0)
+        own = found[:, :, : len(self.places)]
+        own[:, 1] = positions = np.array(self.places) + np.arange(steps)[:, None]
+        own[:, 2] = np.arange(len(self.places))
+        for number, window in enumerate(windows):
+            marks = Marks(*_marks_of(own.swapaxes(0, 1), number))
+            of_pool = [extents[pool_of(window)] for extents in self.extents]
+            # Two lists, as numpy takes ten times as long for one of pairs.
+            starts, bases = np.array([at.start for at in of_pool]), np.array([at.base for at in of_pool])
+            marks.targets[:], marks.blocks[:] = starts - bases + positions, 1
+            marks.limits[:] = marks.bases[:] = marks.targets + 1
+            marks.firsts[:] = starts if window is None else starts + (window.first(positions) - bases).clip(0)
+        return found
 
 
 def too_large(slices: Sequence[InputTokens]) -> bool:

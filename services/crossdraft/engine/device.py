@@ -120,8 +120,8 @@ class Transfer:
         """Waits for them. RuntimeError: the device failed."""
         if self._event is not None:
             self._event.synchronize()
-        parts = np.split(self._host.numpy(), [*accumulate(shape.numel() for shape in self._shapes)])[:-1]
-        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        flat, ends = self._host.numpy(), accumulate(shape.numel() for shape in self._shapes)
+        return [flat[end - shape.numel() : end].reshape(shape) for shape, end in zip(self._shapes, ends, strict=True)]
 
 
 def finished(launched: Fetching[R], arrays: Fetched) -> R:

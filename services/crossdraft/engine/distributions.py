@@ -21,6 +21,7 @@ from torch import Tensor
 
 from crossdraft.engine.device import Fetching, sent
 from crossdraft.text.grammar import Bits
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import Path
@@ -111,11 +112,7 @@ class LogitsProcessor:
             refused[_ids("allowed_token_ids", options.allowed_token_ids, size)] = 0.0
             refused[_ids("bad_word_ids", single, size)] = -torch.inf
             self._refused = sent(refused, device)
-
-    @property
-    def changes(self) -> bool:
-        """Whether it changes any logits."""
-        return self.looks_back or self._refused is not None or len(self._biased) > 0
+        self.changes = self.looks_back or self._refused is not None or bool(biases)  # whether it changes any logits
 
     def scores(self, logits: Tensor, history: History | None) -> Tensor:
         """Changed logits (n, V); raises ValueError if the history is needed, and missing."""
@@ -167,7 +164,7 @@ def _ids(name: str, ids: Sequence[int], size: int) -> Tensor:
     return found
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Nodes:
     """Logits of nodes of a tree, and what turns them into distributions."""
 
@@ -275,16 +272,13 @@ class Warping:
 
 def warping_table(options: Sequence[SamplingOptions]) -> Probabilities:
     """The numbers of a `Warping`, (4, sessions): temperature, logarithm of min_p, top_k, and top_p, where 2 is all."""
-    rows = [
-        (
-            own.temperature,
-            math.log(own.min_p) if own.min_p else -math.inf,
-            own.top_k,
-            own.top_p if own.top_p < 1 else 2.0,  # above any sum, rounding included
-        )
-        for own in options
-    ]
-    return np.array(rows, dtype=np.float64).T
+    rows = (  # lists of numbers, as numpy takes ten times as long for tuples
+        [own.temperature for own in options],
+        [math.log(own.min_p) if own.min_p else -math.inf for own in options],
+        [own.top_k for own in options],
+        [own.top_p if own.top_p < 1 else 2.0 for own in options],  # above any sum, rounding included
+    )
+    return np.stack([np.array(row, dtype=np.float64) for row in rows])
 
 
 GREEDY = Warping(True, torch.zeros(0, 1, dtype=torch.float64), None, None, 0, None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine.batch import Windows
+from crossdraft.engine.batch import NextTokens, Windows
 from crossdraft.engine.compatibility import (
     PROBE,
     ModelLayers,
@@ -28,14 +28,7 @@ from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, size_for
 from crossdraft.engine.paths import Paths
-from crossdraft.engine.requests import (
-    NO_TREE,
-    CachedTokens,
-    ContextOverflowError,
-    ForwardRequest,
-    InputTokens,
-    plan_inputs,
-)
+from crossdraft.engine.requests import CachedTokens, ContextOverflowError, ForwardRequest, InputTokens, plan_inputs
 from crossdraft.engine.runner import Grow, ModelRunner
 from crossdraft.engine.sampler import TopRequest
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
@@ -94,21 +87,17 @@ class Following:
     def __init__(
         self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest], paths: Paths, forwards: int
     ) -> None:
-        self._engine, self._manager, self._paths, self._requests = engine, manager, paths, requests
-        entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
-        sizes = [request.size - request.more for request in requests]
-
-        def slices_at(step: int) -> list[InputTokens]:
-            return [_one_token(entries[place], sizes[place] + step) for place in paths.order]
-
+        self._engine, self._paths, self._requests = engine, paths, requests
+        self._entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
+        sizes, extents = [request.size - request.more for request in requests], [at.extents for at in self._entries]
         graphs = engine.runner.graphs
-        self._draw = None if graphs is None else graphs.drawing(paths, slices_at(0), forwards)
+        self._draw = None if graphs is None else graphs.drawing(paths, NextTokens(sizes, extents), forwards)
         if self._draw is not None:
             paths.take(*self._draw())
         else:
             paths.begin()
-            self._step = engine.runner.following(slices_at, forwards) if forwards else None
-        self._entries = entries
+            tokens = NextTokens([sizes[place] for place in paths.order], [extents[place] for place in paths.order])
+            self._step = engine.runner.following(tokens, forwards) if forwards else None
 
     @torch.inference_mode()
     def extend(self) -> None:
@@ -122,13 +111,8 @@ class Following:
     def record(self, tokens: Sequence[Sequence[int]]) -> None:
         """The ids, now that the host has them."""
         for request, entry, fed in zip(self._requests, self._entries, tokens, strict=True):
-            tree = request.grown(fed) if fed else request.tree
-            self._manager.record(entry, CachedTokens(request.context, tree), len(request.context))
-
-
-def _one_token(entry: CacheEntry, place: int) -> InputTokens:
-    """Of a session, the token with this number; what its id is, is not known."""
-    return InputTokens([0], [place], [place], (0,), place + 1, NO_TREE, extents=entry.extents)
+            if fed:  # the text stays
+                entry.cached = CachedTokens(request.context, request.grown(fed), entry.cached.least)
 
 
 class Engine:
@@ -261,6 +245,7 @@ class Engine:
         slices = self._slices(admitted, requests)
         running = [part for part, _ in slices.values() if part.tokens]
         logits = self.runner.run(running) if running else {}
+        hidden = self.runner.hidden() if running and any(request.hidden for request in requests) else {}
         for index, (part, plan) in slices.items():
             request, entry = requests[index], admitted[index]
             self.computed += part.count
@@ -268,8 +253,8 @@ class Engine:
                 self._manager.record(entry, CachedTokens(request.context, request.tree), plan.move_start)
                 found = logits.get(part)
                 results[index] = torch.zeros(0, self.vocabulary_size, device=self.device) if found is None else found
-                if request.hidden and part in self.runner.hidden:
-                    self.hidden[request.session] = self.runner.hidden[part]
+                if request.hidden and part in hidden:
+                    self.hidden[request.session] = hidden[part]
             else:
                 self._manager.record(entry, CachedTokens(request.context[: part.places[-1] + 1]), plan.move_start)
         return results

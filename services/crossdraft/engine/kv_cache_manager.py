@@ -222,8 +222,8 @@ class KVCacheManager:
     """
 
     def __init__(self, pools: Sequence[SlotPool], reuse: bool = True) -> None:
-        self.pools = pools
-        self._reuse = reuse
+        self.pools, self._reuse = pools, reuse
+        self._windowed = any(pool.window is not None for pool in pools)
         self._live: dict[Hashable, CacheEntry] = {}  # least recently used first
         self._ended: dict[CacheEntry, None] = {}  # likewise
         self._prefixes = PrefixIndex()
@@ -295,7 +295,7 @@ class KVCacheManager:
 
     def record(self, entry: CacheEntry, cached: CachedTokens, kept: int) -> None:
         """Sets what is in the entry's slots now; its first `kept` ids have not changed."""
-        if any(extent.base for extent in entry.extents):
+        if self._windowed and any(extent.base for extent in entry.extents):
             # Of what a token sees, the first is read again where only the last token is computed.
             pools = zip(self.pools, entry.extents, strict=True)
             least = max(own.base + pool.window + 1 for pool, own in pools if pool.window and own.base)

@@ -90,7 +90,7 @@ class RunningJob(Generic[T]):
     def __init__(self, job: Job[T], loop: asyncio.AbstractEventLoop, submitted: float, outbox: LoopCalls) -> None:
         self.request: ForwardRequest
         self.live = True
-        self.sampling: tuple[tuple[BatchKey, int], SamplerRequest[Any]] | None = None  # awaited before any forward
+        self.sampling: SamplerRequest[Any] | None = None  # awaited before any forward
         self.future: asyncio.Future[T] = loop.create_future()
         self._job = job
         self._loop = loop
@@ -109,15 +109,16 @@ class RunningJob(Generic[T]):
 
     def resume(self, result: Any, check: Check, now: float) -> None:
         """Hands it the result of its request, and runs it up to the next one, which it asks for now."""
-        with Delivering(self):
+        try:
             request = self._job.send(result)
-            self.sampling = None
-            if isinstance(request, SamplerRequest):
-                self.sampling = BatchKey.of(request), request
-            else:
-                self.request = request
+            if isinstance(request, ForwardRequest):
+                self.request, self.sampling = request, None
                 request.asked, request.back, request.began = now, now == self._submitted, None
                 check(request)
+            else:
+                self.sampling = request
+        except BaseException as error:  # as `Delivering` does, for thousands a second
+            self.finish(error)
 
     def finish(self, error: BaseException) -> None:
         """Ends the job: its result (a StopIteration), or the error, goes to the submitter."""
@@ -176,7 +177,7 @@ class ModelThread:
         self.answers = 0  # requests that were completed
         self.queued = 0.0  # seconds that they waited for their first steps
         self._engine_step = engine.step if step is None else step
-        self._followed_kinds: tuple[type[PathRequest], ...] = (PathRequest,) if engine.follows and step is None else ()
+        self._follows_paths = engine.follows and step is None
         self._followed: list[tuple[DeviceTimer, int, int]] = []  # steps after the latest, and tokens of each
         self._clock = clock
         own = priority and engine.device.type == "cuda"
@@ -195,7 +196,7 @@ class ModelThread:
         self, step: Callable[[StepFunction], StepFunction], close: Callable[[CloseFunction], CloseFunction]
     ) -> None:
         """Makes of its step, and of the engine's `close`, what is called in place of them. Before the first job."""
-        self._followed_kinds, self._engine_step = (), step(self._engine_step)
+        self._follows_paths, self._engine_step = False, step(self._engine_step)
         self._admission.free = close(self._admission.free)
 
     @property
@@ -381,13 +382,18 @@ class ModelThread:
 
     def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
         """Runs the sampler requests of jobs until each waits for a forward, or has ended."""
-        while asking := [(job, *job.sampling) for job in jobs if job.live and job.sampling is not None]:
-            paths = [job for job, _, request in asking if isinstance(request, self._followed_kinds)]
-            growing = self._trees({job: request for job, _, request in asking if isinstance(request, TopRequest)})
+        while asking := {job: job.sampling for job in jobs if job.live and job.sampling is not None}:
+            # By the type itself, as an abstract class takes long to say what is its instance.
+            paths = [job for job, request in asking.items() if self._follows_paths and type(request) is PathRequest]
+            growing = self._trees({job: request for job, request in asking.items() if type(request) is TopRequest})
             followed = {*paths, *(job for jobs, _ in growing for job in jobs)}
-            others = [(job, key) for job, key, _ in asking if job not in followed]
+            keys: dict[RunningJob[Any], tuple[BatchKey, int]] = {}
+            for job in [job for job in asking if job not in followed]:
+                with Delivering(job):  # a kind without a hash is the fault of whoever asks
+                    keys[job] = BatchKey.of(asking[job])
+            others = [*keys]
             launches: list[tuple[list[RunningJob[Any]], Launch]] = [
-                ([others[index][0] for index in members], _launched) for members in batched([key for _, key in others])
+                ([others[index] for index in members], _launched) for members in batched([*keys.values()])
             ]
             if paths:
                 launches.append((paths, self._draw))
@@ -400,8 +406,7 @@ class ModelThread:
 
     def _draw(self, jobs: "Sequence[RunningJob[Any]]") -> Fetching[list[list[Draw]]]:
         """The next tokens of all paths, and those that follow while nobody else waits."""
-        asked = [job.sampling[1] for job in jobs if job.sampling is not None]
-        paths = Paths([request for request in asked if isinstance(request, PathRequest)])
+        paths = Paths([job.sampling for job in jobs if type(job.sampling) is PathRequest])
         following = self._follow(paths, jobs)
         found = paths.found((yield paths.tensors))
         following.record([[draw.token for draw in path[:-1]] for path in found])
@@ -421,7 +426,7 @@ class ModelThread:
 
     def _trees(self, asking: "dict[RunningJob[Any], TopRequest]") -> "list[tuple[list[RunningJob[Any]], Launch]]":
         """Trees that grow without the host, one batch after another, as nobody else waits."""
-        jobs, graphs = [*asking], self.engine.runner.graphs if self._followed_kinds else None
+        jobs, graphs = [*asking], self.engine.runner.graphs if self._follows_paths else None
         if not jobs or graphs is None or self._others_wait(jobs):
             return []
         batches = graphs.tree_batches([*asking.values()])
@@ -453,14 +458,14 @@ class ModelThread:
     def _others_wait(self, jobs: "Sequence[RunningJob[Any]]") -> bool:
         """Whether others wait for the model, or nobody for one of these."""
         waiting = len(self._live) > len(jobs) or not self._arrivals.empty()
-        return waiting or any(job.future.cancelled() for job in jobs)
+        return waiting or any(map(asyncio.Future.cancelled, [job.future for job in jobs]))
 
 
 Launch = Callable[[Sequence[RunningJob[Any]]], Fetching[Sequence[Any]]]
 
 
 def _launched(jobs: Sequence[RunningJob[Any]]) -> Fetching[Sequence[Any]]:
-    requests = [job.sampling[1] for job in jobs if job.sampling is not None]
+    requests = [job.sampling for job in jobs if job.sampling is not None]
     return requests[0].launch(requests)
 
 

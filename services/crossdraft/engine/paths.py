@@ -5,7 +5,7 @@ What reads its options in tensors that stay can be captured as CUDA graphs, as t
 """
 
 from collections.abc import Generator, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
@@ -34,14 +34,17 @@ from crossdraft.engine.sampler import (
     moments_table,
 )
 from crossdraft.text.letters import Letters, is_plain
-from crossdraft.types.messages import SamplingOptions
+from crossdraft.types import quick_dataclass
+from crossdraft.types.messages import ONLY_TARGETS, SamplingOptions
 from crossdraft.types.rows import Probabilities
 from crossdraft.types.trees import MOST_NODES, ROOT
 
 STANDING_WIDTH = 256  # columns to which drafts that are captured are narrowed, where `top_k` allows it
+KNOWN = ("temperature", "top_k", "top_p", "min_p")  # options of drafts that are in `warping_table`, and so in these
+UNKNOWN = [field for field in fields(SamplingOptions) if field.name not in (*KNOWN, *ONLY_TARGETS, "grammar")]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class PathRequest(OfLogits[list[Draw]]):
     """Asks for the next token of a path; while nobody else waits for the model those that follow are drawn, too."""
 
@@ -89,13 +92,6 @@ def draw_path(
         at = at[0], at[1] + sum(map(clocks.letters.__getitem__, tokens))
 
 
-@lru_cache(256)
-def _only_warps(options: SamplingOptions) -> bool:
-    """Whether all that is asked of drafts is in `warping_table`, and so in captured draws."""
-    others = replace(options.of_drafter, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, grammar=None)
-    return others == SamplingOptions()
-
-
 class StandingDraws:
     """Draws of one kind after each of some rows, whose options and keys are in tensors that stay: they can be captured.
 
@@ -117,7 +113,8 @@ class StandingDraws:
 
     def serves(self, options: SamplingOptions) -> bool:
         """Whether tokens can be drawn by it."""
-        if (options.temperature == 0) != self._greedy or not _only_warps(options):
+        unknown = UNKNOWN and any(getattr(options, field.name) != field.default for field in UNKNOWN)
+        if unknown or (options.temperature == 0) != self._greedy:
             return False
         if self._width:
             return 0 < 2 * options.top_k <= self._width
@@ -211,13 +208,19 @@ class Paths:
             ids, possible = arrays
             if not possible.all():
                 raise ValueError(NOT_FINITE)
-            return [list(map(Draw, path)) for path in ids.T.astype(np.int64).tolist()]
+            return [list(map(_plain_draw, path)) for path in ids.T.astype(np.int64).tolist()]
         found: list[list[Draw]] = []
         for paths in self._alike:
             own, arrays = arrays[: len(paths.tensors)], arrays[len(paths.tensors) :]
             found += paths.found(own)
         places = dict(zip(self.order, found, strict=True))
         return [places[place] for place in range(len(found))]
+
+
+@lru_cache(1 << 14)
+def _plain_draw(token: int) -> Draw:
+    """Of an id alone, of which a draft makes hundreds."""
+    return Draw(token)
 
 
 class _AlikePaths:

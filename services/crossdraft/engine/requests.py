@@ -65,7 +65,8 @@ class ForwardRequest:
         if not self.context:
             raise ValueError("the context needs at least one token (a BOS where there is no prompt)")
         rows = self.wanted
-        if rows and (rows[0] < 0 or rows[-1] > nodes or any(row >= after for row, after in pairwise(rows))):
+        ascend = not rows or len(rows) == 1 or all(row < after for row, after in pairwise(rows))
+        if rows and (rows[0] < 0 or rows[-1] > nodes or not ascend):
             raise ValueError(f"wanted rows must ascend within 0 to {nodes}, got {rows}")
 
 
@@ -154,27 +155,23 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
         branch = emitted(cached.tree, context[kept:])
         if kept + len(branch) == len(context):
             shared = _shared(cached.tree, tree, branch[-1] if branch else ROOT)
-    size, root = len(context), request.wanted is None or 0 in request.wanted
+    size, root, count = len(context), request.wanted is None or 0 in request.wanted, len(tree.tokens)
     start = min(kept + len(branch), size - root)
-    nodes: Sequence[int] = range(len(tree.tokens))
-    wanted: Sequence[int] = range(size - root - start, size - start + len(nodes))
-    if request.wanted is not None and nodes:
+    nodes: Sequence[int] = range(count)
+    wanted: Sequence[int] = range(size - root - start, size - start + count)
+    if request.wanted is not None and count:
         nodes = sorted({*range(len(shared), len(nodes)), *(row - 1 for row in request.wanted if row)})
         indices = {node: index for index, node in enumerate(nodes, size - start)}
         wanted = [indices[row - 1] if row else size - 1 - start for row in request.wanted]
-    kept_nodes = [*branch, *shared] if branch else shared
-    moved = [*kept_nodes] != [*range(len(kept_nodes))]
-    positions = nodes if tree.is_chain else _depths(tree, nodes)
-    return InputTokens(
-        tokens=[*context[start:], *map(tree.tokens.__getitem__, nodes)],
-        positions=[*range(start, size), *map(size.__add__, positions)],
-        places=[*range(start, size), *map(size.__add__, nodes)],
-        wanted=wanted,
-        committed=size,
-        tree=tree,
-        moves=tuple(map(kept.__add__, kept_nodes)) if moved else (),
-        move_start=kept,
-    )
+    kept_nodes = [*branch, *shared] if branch else [*shared]
+    moves = () if kept_nodes == [*range(len(kept_nodes))] else tuple([kept + node for node in kept_nodes])
+    if len(nodes) == count:
+        tokens, places = [*context[start:], *tree.tokens], [*range(start, size + count)]
+    else:
+        tokens = [*context[start:], *map(tree.tokens.__getitem__, nodes)]
+        places = [*range(start, size), *map(size.__add__, nodes)]
+    positions = places if tree.is_chain else [*range(start, size), *map(size.__add__, _depths(tree, nodes))]
+    return InputTokens(tokens, positions, places, wanted, size, tree, moves, kept)
 
 
 def common_prefix(cached: tuple[int, ...], context: tuple[int, ...]) -> int:
@@ -190,6 +187,8 @@ def common_prefix(cached: tuple[int, ...], context: tuple[int, ...]) -> int:
 
 def emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
     """Nodes of the tree on the path that `tokens` follow: those that were committed since."""
+    if tree.is_chain:
+        return [*range(_equal(tree.tokens, tokens))]
     path: list[int] = []
     parent, ids, parents = ROOT, tree.tokens, tree.parents
     for token in tokens:
@@ -205,9 +204,13 @@ def emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
 
 def _shared(old: TokenTree, new: TokenTree, root: int) -> Sequence[int]:
     """The nodes of the old tree, below its node `root`, that equal the new tree's first nodes, as many as there are."""
+    if not new.tokens:
+        return ()
+    if old.is_chain and new.is_chain:
+        return range(root + 1, root + 1 + _equal(old.tokens[root + 1 :], new.tokens))
     size = len(old.tokens)
     if root == ROOT and new.tokens[:size] == old.tokens and new.parents[:size] == old.parents:
-        return range(size)  # the usual case: nodes were added
+        return range(size)  # nodes were added
     known = {(parent, token): node for node, (parent, token) in enumerate(zip(old.parents, old.tokens, strict=True))}
     found: list[int] = []
     for parent, token in zip(new.parents, new.tokens, strict=True):
@@ -216,6 +219,16 @@ def _shared(old: TokenTree, new: TokenTree, root: int) -> Sequence[int]:
             break
         found.append(node)
     return found
+
+
+def _equal(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many of the first ones are equal."""
+    count = 0
+    for one, other in zip(some, others, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
 
 
 def _depths(tree: TokenTree, nodes: Sequence[int]) -> list[int]:

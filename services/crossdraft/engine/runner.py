@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 from crossdraft.engine.attention import Layout, Layouts
 from crossdraft.engine.batch import (
     WHOLE,
+    NextTokens,
     Numbers,
     StepInputs,
     Windows,
     batch_of,
-    following_numbers,
     numbers_of,
     padding_of,
     pool_of,
@@ -170,11 +170,13 @@ class GraphRunner:
     ) -> None:
         self._forward, self._cache, self._windows, self._device = forward, cache, windows, device
         self._padding_slots = [cache.pools[pool_of(window)].padding_slot for window in windows]
+        self._rows = len(padding_of(0, self._padding_slots))  # of the numbers of a forward
         self._capture: GraphCapture | None = capture_for(device)
         self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
         self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
         self._growing: dict[tuple[StandingDraws, StandingTrees], dict[int, Callable[[], None]]] = {}  # by trees
         self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
+        self._inputs: dict[int, tuple[Tensor, StepInputs]] = {}  # of captured forwards, by tokens; and their parts
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
         self._states: Tensor | None = None  # (tokens, width): likewise what their heads have read
         self._note, self._read = note, read
@@ -193,23 +195,21 @@ class GraphRunner:
         numbers = staged(torch.from_numpy(self._numbers_of(slices)), self._device)
         return self._run(numbers, sum(len(inputs.wanted) for inputs in slices))
 
-    def following(self, slices: Sequence[InputTokens], steps: int) -> Callable[[Tensor], Tensor]:
-        """Up to so many forwards, each of the next token of all slices: given ids, int64 (n,), the logits, as `run`."""
-        tables = iter(sent(self._tables(slices, steps), self._device))
-        return lambda ids: self._run(next(tables), len(slices), ids)
+    def following(self, tokens: NextTokens, steps: int) -> Callable[[Tensor], Tensor]:
+        """Up to so many forwards, each of the next token of all sessions: of ids, int64 (n,), the logits, as `run`."""
+        tables = iter(sent(self._tables(tokens, steps), self._device))
+        return lambda ids: self._run(next(tables), len(tokens.places), ids)
 
-    def drawing(self, paths: Paths, slices: Sequence[InputTokens], forwards: int) -> Draw | None:
-        """Steps of some paths, the first by their rows, then by up to so many forwards; None: that is not captured.
-
-        Slices are those of the first of these forwards, one token of each path.
-        """
-        size, options = self.size_for(len(slices)), [request.options for request in paths.requests]
+    def drawing(self, paths: Paths, tokens: NextTokens, forwards: int) -> Draw | None:
+        """Steps of some paths, the first by their rows, then by up to so many forwards of a token of each; None: that
+        is not captured."""
+        options = {id(request.options): request.options for request in paths.requests}.values()
         kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, options)))
-        drawing = next(kinds, {}).get(size)
+        drawing = next(kinds, {}).get(self.size_for(len(tokens.places)))
         special = any(request.row_width or request.allowed is not None for request in paths.requests)
         if drawing is None or forwards >= STEPS or special:
             return None
-        tables = staged(self._tables(slices, forwards), self._device) if forwards else None
+        tables = staged(self._tables(tokens, forwards), self._device) if forwards else None
         return drawing.begun(paths, tables)
 
     def tree_batches(self, requests: Sequence[TopRequest]) -> Iterator[list[int]]:
@@ -254,8 +254,9 @@ class GraphRunner:
         kinds = (kind for kind in self._growing if kind[0].serves(request.options) and kind[1].serves(request))
         return next(kinds, None)
 
-    def _tables(self, slices: Sequence[InputTokens], steps: int) -> Tensor:
-        return torch.from_numpy(following_numbers(self._numbers_of(slices), slices, self._windows, steps))
+    def _tables(self, tokens: NextTokens, steps: int) -> Tensor:
+        size = self.size_for(len(tokens.places))
+        return torch.from_numpy(tokens.numbers(size, self._windows, self._padding_slots, steps))
 
     def _numbers_of(self, slices: Sequence[InputTokens], tokens: int = 0) -> Numbers:
         size = self.size_for(max(tokens, sum(inputs.count for inputs in slices)))
@@ -264,10 +265,9 @@ class GraphRunner:
     def _run(self, numbers: Tensor, rows: int, ids: Tensor | None = None) -> Tensor:
         size = numbers.shape[1]
         captured = size in self._replays
-        own = self._own(size) if captured else numbers.to(self._device, non_blocking=True)
         if captured:
-            own.copy_(numbers, non_blocking=True)
-        inputs = StepInputs.of(own)
+            self._inputs[size][0].copy_(numbers, non_blocking=True)
+        inputs = self._inputs[size][1] if captured else StepInputs.of(numbers.to(self._device, non_blocking=True))
         if ids is not None:
             inputs.ids[: len(ids)].copy_(ids)
         if not captured:
@@ -300,7 +300,8 @@ class GraphRunner:
         for size in sorted({*sizes}, reverse=True):
             own = self._own(size)
             own.copy_(torch.from_numpy(numbers[:, :size]))
-            replay = self.capture(partial(self._to_logits, StepInputs.of(own)))
+            self._inputs[size] = own, StepInputs.of(own)
+            replay = self.capture(partial(self._to_logits, self._inputs[size][1]))
             if replay is not None:
                 replays[size] = replay
         self._replays = dict(sorted(replays.items()))
@@ -318,7 +319,7 @@ class GraphRunner:
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
-        memory = DrawingMemory(len(padding_of(0, self._padding_slots)), sizes[0], self._device)
+        memory = DrawingMemory(self._rows, sizes[0], self._device)
         self._numbers.zero_()
         known = [*kinds(self._logits.shape[1], sizes[0])]
         for draws, most in known:
@@ -373,8 +374,7 @@ class GraphRunner:
 
     def _own(self, size: int) -> Tensor:
         """Where the numbers of captured forwards of so many tokens are."""
-        rows = len(padding_of(0, self._padding_slots))
-        return self._numbers[: rows * size].view(rows, size)
+        return self._numbers[: self._rows * size].view(self._rows, size)
 
     def _to_logits(self, inputs: StepInputs) -> None:
         logits = self._forward(inputs)
@@ -403,7 +403,7 @@ class ModelRunner:
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
         self.read: Tensor | None = None  # by the head in the latest forward, a row for each of logits, (rows, width)
-        self.hidden: dict[InputTokens, Tensor] = {}  # the same of the latest `run`
+        self._slices: Sequence[InputTokens] = ()  # of the latest `run`, in order of their rows
         if (head := model.get_output_embeddings()) is not None:
             own = weakref.ref(self)  # a model that is used otherwise must not keep a cache that is not
 
@@ -426,21 +426,21 @@ class ModelRunner:
         """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
         if self.graphs is None or too_large(slices):
             return self._flat(slices)
-        logits = _split(self.graphs.run(slices), slices)
-        self._split_read(slices)
-        return logits
+        self._slices = slices
+        return _split(self.graphs.run(slices), slices)
 
-    def _split_read(self, slices: Sequence[InputTokens]) -> None:
-        self.hidden = {} if self.read is None else _split(self.read, slices)
+    def hidden(self) -> dict[InputTokens, Tensor]:
+        """What the head has read in the latest `run`, of each slice, as `read`."""
+        return {} if self.read is None else _split(self.read, self._slices)
 
-    def following(self, slices_at: Callable[[int], Sequence[InputTokens]], steps: int) -> Callable[[Tensor], Tensor]:
-        """As of `GraphRunner`; slices are made for so many steps later, of one token of each session."""
+    def following(self, tokens: NextTokens, steps: int) -> Callable[[Tensor], Tensor]:
+        """As of `GraphRunner`."""
         if self.graphs is not None:
-            return self.graphs.following(slices_at(0), steps)
+            return self.graphs.following(tokens, steps)
         numbers = iter(range(steps))
 
         def step(ids: Tensor) -> Tensor:
-            slices = slices_at(next(numbers))
+            slices = tokens.slices(next(numbers))
             logits = self._flat(slices, ids)
             return torch.cat([logits[inputs] for inputs in slices])
 
@@ -464,9 +464,8 @@ class ModelRunner:
         else:
             places = {inputs: place for place, inputs in enumerate(slices)}
             ids = ids[sent(torch.tensor([places[inputs] for inputs in batch.slices]), self._device)]
-        logits = _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
-        self._split_read(batch.slices)
-        return logits
+        self._slices = batch.slices
+        return _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
 
     def _call(self, ids: Tensor, positions: Tensor, layouts: Sequence[Layout | Tensor], kept: Tensor | None) -> Tensor:
         """The model's logits, (rows, V), where layers see what the layout of their window says."""

@@ -38,6 +38,7 @@ from crossdraft.engine.distributions import (
     width_of,
 )
 from crossdraft.engine.requests import ForwardRequest
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import ROOT
@@ -159,6 +160,12 @@ class Clocks:
         first = tied.argmin(-1, keepdim=True)
         return first if places is None else places.gather(-1, first)
 
+    def arrivals_at(self, distributions: Tensor, at: Moments, columns: Tensor | None, places: Tensor | None) -> Tensor:
+        """When each arrives, of what `draw` is given: a few exactly, all up to rounding."""
+        if places is None:
+            return self.arrivals(distributions, at, columns)
+        return self.arrivals_of(distributions, at, places if columns is None else columns[places])
+
     def arrivals_of(self, distributions: Tensor, at: Moments, columns: Tensor) -> Tensor:
         """When each of a few columns (n, m) arrives in the race that draws, exactly."""
         words: Any = self._hashes[columns]
@@ -268,7 +275,7 @@ def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
     return [found[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class OfLogits(SamplerRequest[R]):
     logits: Tensor
 
@@ -300,7 +307,7 @@ def _sliced(nodes: Callable[[int, int], tuple[N, ...]], sizes: Sequence[int]) ->
     return [partial(nodes, begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class _OfNodes(SamplerRequest[R]):
     nodes: Nodes
 
@@ -309,7 +316,7 @@ class _OfNodes(SamplerRequest[R]):
         return self.nodes.logits
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class SampleRequest(_OfNodes[Found[Sample]]):
     """The target's own keyed draw at each node."""
 
@@ -375,7 +382,7 @@ def drawn_with(
     return places if first is None else places.gather(-1, first), [weights, places]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class RowRequest(_OfNodes[Found[Row]]):
     """The row of each node."""
 
@@ -402,7 +409,7 @@ class RowRequest(_OfNodes[Found[Row]]):
         return _sliced(table.nodes, sizes)
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class ScoreRequest(OfLogits[Found[Sample]]):
     """The log-probability and the rank of a given id in each row, as a sample."""
 
@@ -429,7 +436,7 @@ class ScoreRequest(OfLogits[Found[Sample]]):
 # Requests of drafters.
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class _OfDrafter(OfLogits[R]):
     """About what the drafter draws from each row."""
 
@@ -443,7 +450,7 @@ class _OfDrafter(OfLogits[R]):
         return found, warping, width_of(self.options, found.shape[-1])
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
     """The distribution that a drafter draws from after each row: ids and probabilities, the largest first if cut."""
 
@@ -472,7 +479,7 @@ def numbers_of(places: Probabilities, allowed: Columns | None) -> Ids:
     return found if allowed is None else allowed.numbers[found]
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class _Drawing(_OfDrafter[Sequence[T]]):
     """About draws from whole distributions."""
 
@@ -504,7 +511,7 @@ class TopRow(NamedTuple):
     token: int = ROOT  # its id
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class TopRequest(_Drawing[TopRow]):
     """The `count` ids of each row that the target is likeliest to go on with, the likeliest first, with weights.
 
@@ -556,11 +563,8 @@ def likeliest_of(
         return scores.softmax(-1, dtype=torch.float64).gather(-1, best), best
     best, near = scores.topk(width) if width else (scores, None)
     weights = tempered(best, warping)
-    if at is not None and near is None:
-        weights = 1 / clocks.arrivals(weights, at, columns)
-    elif at is not None and near is not None:
-        weights = 1 / clocks.arrivals_of(weights, at, near if columns is None else columns[near])
     if at is not None:
+        weights = 1 / clocks.arrivals_at(weights, at, columns, near)
         weights /= weights.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
     if warping.top_k is not None:
         own = scores.softmax(-1, dtype=torch.float64)
@@ -577,7 +581,7 @@ class Draw(NamedTuple):
     others: Sequence[int] = ()  # as many as were asked for of those nearest to being drawn, then of the likeliest
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class DrawRequest(_Drawing[Draw]):
     """A draw from each row, by columns; for the first row also the `count` that came nearest to being drawn, the
     nearest first: those that arrive next in the same race, or without a key the likeliest."""
@@ -618,11 +622,7 @@ class DrawRequest(_Drawing[Draw]):
             distances, places = -scores, []
         elif self.keyed:
             moments = Moments.of([request.at[0] for request in requests], scores.device)
-            if places:
-                columns = places[0] if self.columns is None else self.columns[places[0]]
-                distances = self.clocks.arrivals_of(weights, moments, columns)
-            else:
-                distances = self.clocks.arrivals(weights, moments, self.columns)
+            distances = self.clocks.arrivals_at(weights, moments, self.columns, places[0] if places else None)
         else:
             distances = -weights.where(weights > 0, -torch.inf)
         count = min(1 + self.count, scores.shape[-1])

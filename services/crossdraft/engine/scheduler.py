@@ -106,16 +106,13 @@ class Scheduler:
         """The short requests, and tokens of the long ones."""
         ordered = sorted(ready, key=attrgetter("asked"))
         long = [request for request in ordered if is_long(request)]
-        room = self._chunk - (LEAST if long else 0)
-        short: list[ForwardRequest] = []
+        apart, room, short = {*long}, self._chunk - (LEAST if long else 0), list[ForwardRequest]()
         for request in ordered:
-            request.tokens = 0 if is_long(request) else max(1, request.due)
-            if request.tokens and (request.tokens <= room or not short):
+            tokens, request.tokens = max(1, request.due), 0
+            if request not in apart and (tokens <= room or not short):
+                request.tokens = tokens
                 short.append(request)
-                # A tree larger than a chunk keeps no others out.
-                room -= request.tokens if request.tokens <= room else 0
-            else:
-                request.tokens = 0
+                room -= tokens if tokens <= room else 0  # a tree larger than a chunk keeps no others out
         if long:
             given = divided([request.due for request in long], self._prefill(short, len(long), expected))
             for request, tokens in zip(long, given, strict=True):
@@ -221,16 +218,20 @@ OUTLIER = 2  # a gap counts as at most so many times the longest that was waited
 SHORTEST = 0.001  # seconds; that longest is taken to be at least this
 
 
-@dataclass
 class _Gap:
     """Between a result and the session's next request."""
 
-    mean: float  # seconds
-    deviation: float  # seconds
+    def __init__(self, first: float) -> None:
+        self.mean, self.deviation = first, first / 2  # seconds
 
     @property
     def longest(self) -> float:
         return self.mean + DEVIATIONS * self.deviation
+
+    def learn(self, gap: float) -> None:
+        apart = min(gap, OUTLIER * max(self.longest, SHORTEST)) - self.mean
+        self.deviation += DEVIATION_GAIN * (abs(apart) - self.deviation)
+        self.mean += GAIN * apart
 
 
 class ReturnTimes:
@@ -272,10 +273,9 @@ class ReturnTimes:
 
 def _learned(before: _Gap | None, gap: float) -> _Gap:
     if before is None:
-        return _Gap(gap, gap / 2)
-    gap = min(gap, OUTLIER * max(before.longest, SHORTEST))
-    deviation = before.deviation + DEVIATION_GAIN * (abs(gap - before.mean) - before.deviation)
-    return _Gap(before.mean + GAIN * (gap - before.mean), deviation)
+        return _Gap(gap)
+    before.learn(gap)
+    return before
 
 
 # Which sessions have KV slots, and which are preempted for one that has none.
