@@ -32,18 +32,7 @@ from crossdraft.session.events import (
 from crossdraft.session.output import Output
 from crossdraft.session.rules import State, admits
 from crossdraft.session.target_side import TargetLane, TargetSide
-from crossdraft.speculation.choice import (
-    ASIDE,
-    PLAIN,
-    Choice,
-    Decision,
-    DrafterSeen,
-    Ended,
-    Judged,
-    Observation,
-    StallSeen,
-    Started,
-)
+from crossdraft.speculation.choice import ASIDE, PLAIN, Choice, Decision, Judged, Lifecycle, Observation
 from crossdraft.text.letters import Letters
 from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Sample, Scored
@@ -112,7 +101,7 @@ class Session:
             self.state = State.DONE
             return [self._end(ended.reason)]
         self.state = State.OPENING
-        self._observe(Started())
+        self._observe(Lifecycle.STARTED)
         return [*self.target.open(), *self._open_drafter(), *self.target.set_timer()]
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -176,7 +165,7 @@ class Session:
 
     def _drafter_opened(self) -> list[Command]:
         self.drafter.opened()
-        self._observe(DrafterSeen(True))
+        self._observe(Lifecycle.DRAFTER_CAME)
         if self.state is State.RUNNING and self.interruptible:
             return self._next_epoch()
         return self._end_run_for_draft()
@@ -255,7 +244,7 @@ class Session:
         self.counts.add(drafters_lost=opened)
         if opened or not self.counts.drafters_lost:
             self.counts.note(drafter_lost=why)
-        self._observe(DrafterSeen(False))
+        self._observe(Lifecycle.DRAFTER_WENT)
 
     # Epochs.
 
@@ -388,7 +377,7 @@ class Session:
         self._report_end()
         for (proposed, accepted, refused), number in self._rounds.items():
             self.counts.rounds(proposed, accepted, refused, number)
-        self._observe(Ended())
+        self._observe(Lifecycle.ENDED)
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
             self.counts.note(undrafted=self._no_draft)
         self._finished = Finished(reason, self.counts, error)
@@ -397,7 +386,7 @@ class Session:
     def abandon(self) -> None:
         """Nobody drives it any more: unless it is over, its controller counts it among the outputs no longer."""
         if self._finished is None:
-            self._observe(Ended())
+            self._observe(Lifecycle.ENDED)
 
     # What is done after every event.
 
@@ -596,7 +585,6 @@ class Session:
 
     def _stall_expired(self, number: int) -> None:
         if number == self._stall.number and self._stall.since is not None:
-            self._observe(StallSeen())
             self._stall = Stall(number, over=True)
             self.counts.add(stalls=1)
 

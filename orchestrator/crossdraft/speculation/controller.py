@@ -18,14 +18,11 @@ from crossdraft.speculation.choice import (
     PLAIN,
     Choice,
     Controller,
-    DrafterSeen,
     DraftSeen,
-    Ended,
     Judged,
+    Lifecycle,
     Observation,
     PassSeen,
-    StallSeen,
-    Started,
 )
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
 from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
@@ -235,14 +232,13 @@ class OutputController(Controller):
                 self._answered(seen)
             case Judged():
                 self._judged(seen)
-            case StallSeen():
-                self.used = self._arm
-            case DrafterSeen(there):
-                self._there = there
-                self._arm, self.asked = (self._arm, self.asked) if there else (PLAIN, None)
-            case Started():
+            case Lifecycle.DRAFTER_CAME:
+                self._there = True
+            case Lifecycle.DRAFTER_WENT:
+                self._there, self._arm, self.asked = False, PLAIN, None
+            case Lifecycle.STARTED:
                 self.target.begun(self)
-            case Ended():
+            case Lifecycle.ENDED:
                 self.target.ended(self)
 
     def _answered(self, seen: DraftSeen) -> None:
