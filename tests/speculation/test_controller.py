@@ -132,6 +132,25 @@ def test_it_finds_rounds_on_one_device_that_overlapped_arms_slow_down(acceptance
     assert fmean(measured(world, 1, seed, 60, 200).of_best for seed in range(4)) >= 0.9
 
 
+@pytest.mark.parametrize("world", [world_of(0.5, 12, 2, 0, True), full(world_of(0.8, 12, 2, 20, True))])
+def test_outputs_that_change_from_rounds_to_overlapping_are_in_step_within_a_few_passes(world: World) -> None:
+    """In two groups, each with every second pass, they would have three fifths of their speed for 50 passes."""
+    rounds, overlapped = (
+        next(arm for arm in WITH_TREES if arm.max_draft_tokens == 8 and arm.overlap == one) for one in (False, True)
+    )
+    found = []
+    for seed in range(6):
+        simulation, used = Simulation(world, lambda: Fixed(PLAIN), 2000, 0, seed), [Fixed(rounds) for _ in range(4)]
+        simulation._make = iter(used).__next__
+        simulation.resize(4)
+        simulation.speed(0.5)
+        for one in used:
+            one.choice = overlapped
+        simulation.speed(10 * world.pass_base)
+        found.append(simulation.speed(20 * world.pass_base))
+    assert fmean(found) >= 0.85 * arm_speeds(world, 4)[overlapped]
+
+
 COLD = [(0.8, 25, 1, 0, True)]
 COLD_FULL = [(0.95, 12, 1, 5, False), (0.8, 60, 2, 20, True), (0.95, 25, 2, 0, True)]
 
