@@ -25,7 +25,7 @@ from crossdraft.speculation.choice import (
     PassSeen,
 )
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
-from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
+from crossdraft.speculation.selection import CREDIT, MARGIN, STALL, ArmSelection, Guesses, LossBudget
 
 # Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
 # message is work for the event loop, and what was decided holds as long.
@@ -140,7 +140,7 @@ class TargetController:
         if over.began is not None and over.sharing:
             guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
             tokens = self._tokens / over.number
-            selection.add(max(0.0, now - over.began - self._reading), tokens, over.pure, guesses, over.number)
+            selection.add(max(0.0, now - over.began - self._reading), tokens, over.pure, guesses)
             if not arm.drafts and over.pure:
                 for fares in {one.fares for one in over.sharing}:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
@@ -250,7 +250,7 @@ class OutputController(Controller):
             drafting = sum(one._arm.drafts for one in outputs)
             costs.steps[self._arm.overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
-            costs.trips[self._arm.overlap].add(seen.waited - seen.seconds - seen.queued, len(outputs))
+            costs.trips.add(seen.waited - seen.seconds - seen.queued, len(outputs))
 
     def _judged(self, seen: Judged) -> None:
         """What was emitted, and how draft tokens fared."""
@@ -334,7 +334,7 @@ class OutputController(Controller):
             return arm, "tried, as it may be faster" if selection.trial is not None else "the fastest so far"
         speeds = selection.speeds(target.guesses([self], self.arms, factor))
         fares = f"its draft tokens fare {'better' if factor > 1 else 'worse'} than usual"
-        return max(speeds, key=lambda one: speeds[one]), fares
+        return max(speeds, key=lambda one: speeds[one] / (MARGIN if one.drafts else 1.0)), fares
 
     def _choice(self, arm: Choice, reason: str) -> Choice:
         """An arm, with what suits the costs."""

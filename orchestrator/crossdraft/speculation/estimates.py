@@ -15,8 +15,6 @@ LATEST = 9  # durations of which the lower third counts: five that are nobody's,
 MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is known within 0.03
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
 UNKNOWN_STEP = 0.2  # of a pass, that a draft token takes until it is known: drafters are made to be small
-ALONE = 0.5  # of what it takes beside a pass, until it is known: a GPU makes a round's draft at once, in a fifth
-CROWDED = 0.2  # exponent: outputs that overlap get out of step, and passes have fewer of them; as simulated
 BRANCHED = 0.2  # exponent: with n times the nodes of a chain, a tree misses n^-0.2 times as often, measured
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
 
@@ -99,26 +97,20 @@ class Costs:
 
     def __init__(self) -> None:
         self.target = Times()  # by tokens of all sessions in a pass
-        # Of a draft token, by nodes of all outputs; and from asking to the first reply, without its steps, by outputs.
-        # Both for rounds and for overlapped arms (True), which draft beside passes, and wait for each other.
-        self.steps, self.trips = ({overlap: Times() for overlap in (False, True)} for _ in range(2))
+        # Of a draft token, by nodes of all outputs; (True) of overlapped arms, which draft beside passes.
+        self.steps = {overlap: Times() for overlap in (False, True)}
+        self.trips = Times()  # from asking to the first reply, without its steps, by outputs
 
     def step(self, arm: Choice, drafting: float) -> float:
         """Of a draft token if so many outputs draft."""
-        own, other = self.steps[arm.overlap], self.steps[not arm.overlap]
-        if not (own.known or other.known):
-            return UNKNOWN_STEP * self.target.seconds(drafting)
-        part = 1.0 if own.known or arm.overlap else ALONE
-        return part * (own if own.known else other).seconds(drafting * arm.width)
-
-    def trip(self, arm: Choice, drafting: float) -> float:
-        """From asking to a reply, if so many outputs draft."""
-        own, other = self.trips[arm.overlap], self.trips[not arm.overlap]
-        return (own if own.known else other).seconds(drafting)
+        for steps in (self.steps[arm.overlap], self.steps[not arm.overlap]):
+            if steps.known:
+                return steps.seconds(drafting * arm.width)
+        return UNKNOWN_STEP * self.target.seconds(drafting)
 
     def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
         """From asking for so many draft tokens to their arrival."""
-        return self.trip(arm, drafting) + tokens * self.step(arm, drafting)
+        return self.trips.seconds(drafting) + tokens * self.step(arm, drafting)
 
     def round(self, arm: Choice, outputs: float, drafting: float, chance: float, worth: float = 1.0) -> Round:
         """What is expected of an arm.
@@ -144,11 +136,15 @@ class Costs:
             return Round(first.tokens, first.seconds + again)
         # An epoch lasts until a draft token is refused. Its first draft is waited for, or passes go on without one. Of
         # those that may be ahead some are in a pass, others drafted during it, and others on their way.
-        held, step, life = chance / (1 - chance), self.step(arm, drafting), 2 * first.seconds + self.trip(arm, drafting)
+        held, step, life = (
+            chance / (1 - chance),
+            self.step(arm, drafting),
+            2 * first.seconds + self.trips.seconds(drafting),
+        )
         ahead = max(1.0, wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
         each = max(step, life / depth, passed(ahead).seconds / ahead)  # seconds of an accepted draft token
         alone = 0.0 if wait else again / max(first.seconds, 1e-9)
         more = held * chance**wait  # accepted in later passes
         passes = 1 + alone + more / ahead
         seconds = (1 + alone) * first.seconds + (again if wait else 0.0) + more * each
-        return Round((1 + alone + worth * held) / passes, seconds / passes * outputs**CROWDED)
+        return Round((1 + alone + worth * held) / passes, seconds / passes)

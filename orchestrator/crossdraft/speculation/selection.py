@@ -25,7 +25,6 @@ MARGIN = 1.04  # times as fast as the usual arm that another one must be: less i
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
 UNLIKE = 1.0  # ... while no rounds, or no overlapped arms, were seen: on one device these slow passes and steps down
 GUESS = 0.5  # windows that a guess of an arm's speed weighs beside what was measured
-TOLD = 1.0  # ... and that of a round's tokens, as acceptance is known from the rounds of all arms
 
 
 @dataclass
@@ -119,7 +118,7 @@ class ArmSelection:
         hopes = {arm: UNLIKE if arm.drafts and arm.overlap not in known else HOPE for arm in speeds}
         return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
-    def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
+    def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses) -> None:
         """A round of all outputs: how long it took, and what it brought to each.
 
         Args:
@@ -134,7 +133,7 @@ class ArmSelection:
             self._new = False
         elif pure and (arm.drafts or not self._trails):
             self._rounds += 1
-            self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
+            self._count(arm, guess, seconds, tokens)
         if self._rounds >= (WINDOW if arm.drafts else WINDOW // 2) or self._lost:
             self._decide(guesses)
 
@@ -165,14 +164,12 @@ class ArmSelection:
             return self.usual.drafts and not self.budget.pays
         return self.trial.drafts and self.budget.credit <= self._floor
 
-    def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float, part: float) -> None:
-        record = self.records.setdefault(arm, Record())
+    def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float) -> None:
+        part, record = 1 / WINDOW, self.records.setdefault(arm, Record())
         for other, one in self.records.items():  # no drafter is seldom used where drafting pays
             one.keep(KEPT ** (part if other == arm else part / 5 * other.drafts))
         record.windows += part
         record.seconds += part * seconds
-        if arm.drafts and not arm.overlap:
-            tokens += (guess.tokens - tokens) * TOLD / (TOLD + record.windows)
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
         self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
 
