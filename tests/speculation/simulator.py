@@ -338,7 +338,6 @@ class Flight:
     first: int
     last: int
     run: int = 0  # tokens that the target still draws by itself; 0: it is no run
-    asked: bool = True
     half: int = 0  # tokens left at which more of the run is asked for
     following: Choice | None = field(default=None)  # what follows the run, once that is decided
 
@@ -573,8 +572,7 @@ class Output:
         if self._left <= 0:
             return
         plain = flight.half > 0 or not self._choice.drafts
-        self._controller.observe(PassSeen(done.seconds, 1, flight.asked, done.sessions, done.fed), self._now)
-        flight.asked = False
+        self._controller.observe(PassSeen(done.seconds, 1, done.sessions, done.fed), self._now)
         if over:
             self._flight = None
         if plain:

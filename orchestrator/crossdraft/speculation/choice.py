@@ -148,7 +148,6 @@ class PassSeen:
 
     seconds: float  # of its steps, sampling included
     forwards: int = 1  # tokens of a run that came
-    asked: bool = True  # there was a round trip; not for the later answers of a run
     sessions: int = 1  # that shared the latest forward, this one included
     fed: int = 1  # tokens that it computed, of all sessions
 

@@ -8,7 +8,6 @@ by its own acceptance. Everything depends on times and on revealed draft tokens 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import log2
 from statistics import fmean
 
@@ -36,11 +35,6 @@ SILENT = 5.0  # seconds without a draft token after which a drafter is shown as 
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
 Arms = Sequence[Choice]
-
-
-@lru_cache(64)
-def _plain(run: int, reason: str) -> Choice:
-    return replace(PLAIN, run=run, reason=reason)
 
 
 class Fares:
@@ -216,7 +210,6 @@ class OutputController(Controller):
         self._drafted = 0  # draft tokens of the running epoch
         self._run = 1  # tokens of the latest plain run
         self._behind = 0  # tokens that the target drew before their draft tokens came: compared with them, not judged
-        self._in_run = False  # what was emitted last came from the later answers of a run
 
     @property
     def shares(self) -> bool:
@@ -226,7 +219,6 @@ class OutputController(Controller):
     def observe(self, seen: Observation, now: float) -> None:
         match seen:
             case PassSeen():
-                self._in_run = not seen.asked
                 self.target.passed(seen, self.shares, now)
             case DraftSeen():
                 self._answered(seen)
@@ -270,8 +262,7 @@ class OutputController(Controller):
             self.fares.acceptance.add(accepted, judged)
         if accepted:
             self.fares.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
-        drafting = self._arm.drafts and not self._in_run  # what follows a run is chosen before its end
-        self._behind = 0 if seen.refused else self._behind + seen.settled * drafting
+        self._behind = 0 if seen.refused else self._behind + seen.settled * self._arm.drafts
 
     def gain(self, load: float) -> float:
         """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
@@ -321,7 +312,7 @@ class OutputController(Controller):
             self._run = 1
             return self._choice(arm, reason)
         self._run = min(SHORT_RUN if self.target.budget.credit > 0 else LONG_RUN, 2 * self._run)
-        return _plain(self._run, reason)
+        return replace(PLAIN, run=self._run, reason=reason)
 
     def _best(self) -> tuple[Choice, str]:
         """The arm of all, or its own where its draft tokens fare otherwise; and why, in words."""
