@@ -24,7 +24,7 @@ from crossdraft.speculation.choice import (
     PassSeen,
 )
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
-from crossdraft.speculation.selection import CREDIT, MARGIN, STALL, ArmSelection, Guesses, LossBudget
+from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
 
 # Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
 # message is work for the event loop, and what was decided holds as long.
@@ -325,7 +325,7 @@ class OutputController(Controller):
             return arm, "tried, as it may be faster" if selection.trial is not None else "the fastest so far"
         speeds = selection.speeds(target.guesses([self], self.arms, factor))
         fares = f"its draft tokens fare {'better' if factor > 1 else 'worse'} than usual"
-        return max(speeds, key=lambda one: speeds[one] / (MARGIN if one.drafts else 1.0)), fares
+        return max(speeds, key=lambda one: speeds[one]), fares
 
     def _choice(self, arm: Choice, reason: str) -> Choice:
         """An arm, with what suits the costs."""

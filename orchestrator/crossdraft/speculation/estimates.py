@@ -15,6 +15,7 @@ LATEST = 9  # durations of which the lower third counts: five that are nobody's,
 MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is known within 0.03
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
 UNKNOWN_STEP = 0.2  # of a pass, that a draft token takes until it is known: drafters are made to be small
+CROWDED = 0.2  # exponent: outputs that overlap get out of step; without it trials cost 64 outputs a tenth, simulated
 BRANCHED = 0.2  # exponent: with n times the nodes of a chain, a tree misses n^-0.2 times as often, measured
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
 
@@ -147,4 +148,4 @@ class Costs:
         more = held * chance**wait  # accepted in later passes
         passes = 1 + alone + more / ahead
         seconds = (1 + alone) * first.seconds + (again if wait else 0.0) + more * each
-        return Round((1 + alone + worth * held) / passes, seconds / passes)
+        return Round((1 + alone + worth * held) / passes, seconds / passes * outputs**CROWDED)
