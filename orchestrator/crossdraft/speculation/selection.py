@@ -25,6 +25,7 @@ MARGIN = 1.04  # times as fast as the usual arm that another one must be: less i
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
 UNLIKE = 1.0  # ... while no rounds, or no overlapped arms, were seen: on one device these slow passes and steps down
 GUESS = 0.5  # windows that a guess of an arm's speed weighs beside what was measured
+TOLD = 1.0  # ... and that of a round's tokens, as acceptance is known from the rounds of all arms
 
 
 @dataclass
@@ -170,6 +171,8 @@ class ArmSelection:
             one.keep(KEPT ** (part if other == arm else part / 5 * other.drafts))
         record.windows += part
         record.seconds += part * seconds
+        if arm.drafts and not arm.overlap:
+            tokens += (guess.tokens - tokens) * TOLD / (TOLD + record.windows)
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
         self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
 
