@@ -55,7 +55,7 @@ def test_rounds_cost_what_their_steps_do() -> None:
     for seconds, tokens in 3 * [(0.02, 1), (0.03, 11)]:
         costs.target.add(seconds, tokens)
     costs.steps[False].add(0.002)
-    costs.trips.add(0.005)
+    costs.trips[False].add(0.005)
 
     def round_of(arm: Choice, chance: float = 1.0) -> Round:
         return costs.round(arm, 1, 1, chance)
@@ -68,7 +68,7 @@ def test_rounds_cost_what_their_steps_do() -> None:
     far = Costs()
     far.target.add(0.02)
     far.steps[False].add(0.0001)
-    far.trips.add(0.16)
+    far.trips[False].add(0.16)
     speeds = [one.tokens / one.seconds for one in (far.round(Choice(ahead, 4, True), 1, 1, 0.99) for ahead in (8, 16))]
     assert speeds[0] < 0.7 * speeds[1] < 0.7 * 16 / 0.16  # no more than may be ahead are on their way
 
@@ -99,6 +99,10 @@ def test_what_a_step_takes_beside_passes_is_its_own() -> None:
     costs = Costs()
     rounds, overlapped = (next(arm for arm in arms_for() if arm.drafts and arm.overlap == own) for own in (False, True))
     costs.steps[True].add(0.004)
+    costs.trips[True].add(0.05)
+    assert (costs.trip(rounds, 1), costs.trip(overlapped, 1)) == (0.05, 0.05)
+    costs.trips[False].add(0.001)
+    assert (costs.trip(rounds, 1), costs.trip(overlapped, 1)) == (0.001, 0.05)
     assert (costs.step(rounds, 1), costs.step(overlapped, 1)) == (0.004, 0.004)
     costs.steps[False].add(0.001)
     assert (costs.step(rounds, 1), costs.step(overlapped, 1)) == (0.001, 0.004)

@@ -242,7 +242,7 @@ class OutputController(Controller):
             drafting = sum(one._arm.drafts for one in outputs)
             costs.steps[self._arm.overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
-            costs.trips.add(seen.waited - seen.seconds - seen.queued, len(outputs))
+            costs.trips[self._arm.overlap].add(seen.waited - seen.seconds - seen.queued, len(outputs))
 
     def _judged(self, seen: Judged) -> None:
         """What was emitted, and how draft tokens fared."""

@@ -5,6 +5,7 @@ The model of costs only orders the arms and says what a trial may cost: what an 
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
 from math import log2
 from statistics import median
 from typing import NamedTuple
@@ -93,25 +94,32 @@ class Round(NamedTuple):
     seconds: float
 
 
+def like(times: Mapping[bool, Times], arm: Choice) -> Times:
+    """Those of rounds or of overlapped arms, as this one is; until they are known those of the others."""
+    return times[arm.overlap] if times[arm.overlap].known else times[not arm.overlap]
+
+
 class Costs:
     """What the steps of a target and its drafters cost, in seconds."""
 
     def __init__(self) -> None:
         self.target = Times()  # by tokens of all sessions in a pass
-        # Of a draft token, by nodes of all outputs; (True) of overlapped arms, which draft beside passes.
-        self.steps = {overlap: Times() for overlap in (False, True)}
-        self.trips = Times()  # from asking to the first reply, without its steps, by outputs
+        # Of a draft token, by nodes of all outputs; and from asking to the first reply, without its steps, by outputs.
+        # Both for rounds and for overlapped arms (True), which draft beside passes, and wait for each other.
+        self.steps, self.trips = ({overlap: Times() for overlap in (False, True)} for _ in range(2))
 
     def step(self, arm: Choice, drafting: float) -> float:
         """Of a draft token if so many outputs draft."""
-        for steps in (self.steps[arm.overlap], self.steps[not arm.overlap]):
-            if steps.known:
-                return steps.seconds(drafting * arm.width)
-        return UNKNOWN_STEP * self.target.seconds(drafting)
+        steps = like(self.steps, arm)
+        return steps.seconds(drafting * arm.width) if steps.known else UNKNOWN_STEP * self.target.seconds(drafting)
+
+    def trip(self, arm: Choice, drafting: float) -> float:
+        """From asking to a reply, if so many outputs draft."""
+        return like(self.trips, arm).seconds(drafting)
 
     def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
         """From asking for so many draft tokens to their arrival."""
-        return self.trips.seconds(drafting) + tokens * self.step(arm, drafting)
+        return self.trip(arm, drafting) + tokens * self.step(arm, drafting)
 
     def round(self, arm: Choice, outputs: float, drafting: float, chance: float, worth: float = 1.0) -> Round:
         """What is expected of an arm.
@@ -140,7 +148,7 @@ class Costs:
         held, step, life = (
             chance / (1 - chance),
             self.step(arm, drafting),
-            2 * first.seconds + self.trips.seconds(drafting),
+            2 * first.seconds + self.trip(arm, drafting),
         )
         ahead = max(1.0, wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
         each = max(step, life / depth, passed(ahead).seconds / ahead)  # seconds of an accepted draft token
