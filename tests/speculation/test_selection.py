@@ -24,13 +24,17 @@ def guessed(speed: float = 1.5) -> dict[Choice, Round]:
 
 
 def run(
-    cost: Cost, tokens: float, selection: ArmSelection | None = None, guesses: Mapping[Choice, Round] | None = None
+    cost: Cost,
+    tokens: float,
+    selection: ArmSelection | None = None,
+    guesses: Mapping[Choice, Round] | None = None,
+    outputs: int = 1,
 ) -> float:
     """Seconds until so many tokens are emitted, in which each round is pure."""
     selection, seconds, emitted, number = selection or selection_of(), 0.0, 0.0, 0
     while emitted < tokens:
         took, brought = cost(number, selection.current)
-        selection.add(took, brought, True, guesses or guessed())
+        selection.add(took, brought, True, guesses or guessed(), outputs)
         seconds, emitted, number = seconds + took, emitted + brought, number + 1
     return seconds
 
@@ -59,7 +63,7 @@ def test_an_overlapped_arm_of_which_too_little_is_expected_is_tried(lent: float)
     """It is a fourth faster, and a fifth slower was expected, also where rounds disappoint, which says little of it."""
     selection = selection_of()
     guesses = guessed() | {arm: Round(1.2, PASS) for arm in ARMS if arm.overlap}
-    run(of({arm: lent * (1.9 if arm.overlap else 1.5) for arm in ARMS}), 1000, selection, guesses)
+    run(of({arm: lent * (1.9 if arm.overlap else 1.5) for arm in ARMS}), 1000, selection, guesses, 16)
     assert selection.usual.overlap
 
 
@@ -87,13 +91,14 @@ ADVERSARIES: dict[str, Cost] = {
 
 
 @pytest.mark.parametrize("name", ADVERSARIES)
-def test_the_loss_is_bounded_whatever_is_done_to_deceive(name: str) -> None:
+@pytest.mark.parametrize("outputs", [1, 16])
+def test_the_loss_is_bounded_whatever_is_done_to_deceive(name: str, outputs: int) -> None:
     """Stalls that are excused apart, at any time: EXCUSES of them, and EARNED / 2 of the rounds."""
     selection, lost, emitted = selection_of(), 0.0, 0.0
     for number in range(4000):
         excused, arm = selection.budget.excuses, selection.current
         seconds, tokens = ADVERSARIES[name](number, arm) if arm.drafts else (PASS, 1.0)
-        selection.add(seconds, tokens, True, guessed())
+        selection.add(seconds, tokens, True, guessed(), outputs)
         stall = selection.budget.excuses < excused
         lost += (PASS if stall else seconds) / PASS - tokens
         emitted += tokens
@@ -135,11 +140,11 @@ def test_the_first_round_of_an_arm_is_charged_and_says_nothing() -> None:
     """Outputs get in step in it."""
     selection = selection_of()
     for _ in range(3):
-        selection.add(PASS, 1.0, True, guessed())
+        selection.add(PASS, 1.0, True, guessed(), 1)
     tried = selection.current
     for seen in (False, True):
         credit = selection.budget.credit
-        selection.add(2 * PASS, 1.0, True, guessed())
+        selection.add(2 * PASS, 1.0, True, guessed(), 1)
         assert (selection.seen(tried) > 0) is seen
         assert selection.budget.credit < credit
 
@@ -155,7 +160,7 @@ def test_an_outage_keeps_no_drafter_away_for_long() -> None:
     selection, speeds = selection_of(), {ARMS[1]: 2.0}
     run(of(speeds), 500, selection)
     for _ in range(int(EXCUSES) + 3):
-        selection.add(60.0, 2.0, True, guessed())
+        selection.add(60.0, 2.0, True, guessed(), 1)
     assert not selection.usual.drafts
     run(of(speeds), 3 * CREDIT / EARNED, selection)
     assert selection.usual == ARMS[1]
@@ -164,35 +169,35 @@ def test_an_outage_keeps_no_drafter_away_for_long() -> None:
 def test_rounds_in_which_not_all_use_the_arm_cost_and_say_nothing() -> None:
     selection = selection_of()
     for _ in range(3):
-        selection.add(PASS, 1.0, True, guessed())
+        selection.add(PASS, 1.0, True, guessed(), 1)
     tried = selection.current
     assert tried.drafts
     for _ in range(4):
-        selection.add(PASS, 1.4, False, guessed())
+        selection.add(PASS, 1.4, False, guessed(), 1)
     assert not selection.seen(tried)
-    selection.add(PASS, 0.0, False, guessed())
+    selection.add(PASS, 0.0, False, guessed(), 1)
     assert selection.budget.credit < CREDIT
 
 
 def test_what_drafts_displace_after_a_trial_is_charged_and_a_slow_round_without_any_is_not() -> None:
     selection = selection_of()
     for _ in range(3):
-        selection.add(PASS, 1.0, True, guessed())
+        selection.add(PASS, 1.0, True, guessed(), 1)
     assert selection.current.drafts
     selection.end_trial()
     for _ in range(5):  # no draft was made yet
-        selection.add(2 * PASS, 1.0, False, guessed())
+        selection.add(2 * PASS, 1.0, False, guessed(), 1)
         assert selection.budget.credit == CREDIT
     selection.trial = ARMS[0]
-    selection.add(PASS, 1.0, True, guessed())
+    selection.add(PASS, 1.0, True, guessed(), 1)
     selection.end_trial()
     for _ in range(5):  # what was asked for still takes time
         credit = selection.budget.credit
-        selection.add(2 * PASS, 1.0, True, guessed())
+        selection.add(2 * PASS, 1.0, True, guessed(), 1)
         assert credit - selection.budget.credit == pytest.approx(1, abs=EARNED + 1e-9)
     assert selection.seen(PLAIN) == pytest.approx(0.5, abs=0.01)  # ... and is not taken for what no drafter brings
-    selection.add(PASS, 1.0, True, guessed())
-    selection.add(2 * PASS, 1.0, True, guessed())
+    selection.add(PASS, 1.0, True, guessed(), 1)
+    selection.add(2 * PASS, 1.0, True, guessed(), 1)
     assert selection.budget.credit > credit - 1
 
 
@@ -203,7 +208,7 @@ def test_passes_that_share_a_processor_with_drafts_do_not_make_no_drafter_slower
         drafts = selection.current.drafts
         took, brought = (4 * PASS, 2.0) if drafts else (PASS, 1.0)
         guesses = {PLAIN: Round(1.0, shown)} | {arm: Round(2.0, 1.3 * shown) for arm in ARMS}
-        selection.add(took, brought, True, guesses)
+        selection.add(took, brought, True, guesses, 16)
         shown += 0.3 * ((3 * PASS if drafts else PASS) - shown)
         seconds, emitted = seconds + took, emitted + brought
     assert selection.usual == PLAIN
@@ -217,6 +222,6 @@ def test_whatever_requests_ask_for_what_was_used_long_ago_is_forgotten() -> None
     for arm in arms:
         selection.end_trial()
         selection.usual = arm
-        selection.add(PASS, 1.0, True, guessed() | {arm: Round(1.5, PASS)})
+        selection.add(PASS, 1.0, True, guessed() | {arm: Round(1.5, PASS)}, 1)
     assert len(selection.records) < 0.9 * len(arms)
     assert selection.seen(ARMS[1]) > selection.seen(ARMS[0])

@@ -134,7 +134,7 @@ class TargetController:
         if over.began is not None and over.sharing:
             guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
             tokens = self._tokens / over.number
-            selection.add(max(0.0, now - over.began - self._reading), tokens, over.pure, guesses)
+            selection.add(max(0.0, now - over.began - self._reading), tokens, over.pure, guesses, over.number)
             if not arm.drafts and over.pure:
                 for fares in {one.fares for one in over.sharing}:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))

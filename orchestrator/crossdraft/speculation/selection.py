@@ -119,7 +119,7 @@ class ArmSelection:
         hopes = {arm: UNLIKE if arm.drafts and arm.overlap not in known else HOPE for arm in speeds}
         return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
-    def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses) -> None:
+    def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
         """A round of all outputs: how long it took, and what it brought to each.
 
         Args:
@@ -134,7 +134,7 @@ class ArmSelection:
             self._new = False
         elif pure and (arm.drafts or not self._trails):
             self._rounds += 1
-            self._count(arm, guess, seconds, tokens)
+            self._count(arm, guess, seconds, tokens, min(2.0, outputs**0.5) / WINDOW)
         if self._rounds >= (WINDOW if arm.drafts else WINDOW // 2) or self._lost:
             self._decide(guesses)
 
@@ -165,8 +165,8 @@ class ArmSelection:
             return self.usual.drafts and not self.budget.pays
         return self.trial.drafts and self.budget.credit <= self._floor
 
-    def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float) -> None:
-        part, record = 1 / WINDOW, self.records.setdefault(arm, Record())
+    def _count(self, arm: Choice, guess: Round, seconds: float, tokens: float, part: float) -> None:
+        record = self.records.setdefault(arm, Record())
         for other, one in self.records.items():  # no drafter is seldom used where drafting pays
             one.keep(KEPT ** (part if other == arm else part / 5 * other.drafts))
         record.windows += part
