@@ -184,7 +184,7 @@ def test_every_list_takes_commas_or_says_that_it_is_repeatable() -> None:
         (("generate", "--target", "a:1", "--target", "b:2, c:3"), "target", ["a:1", "b:2", "c:3"]),
         (("generate", "--logit-bias", "1:2,3:4"), "logit_bias", ["1:2", "3:4"]),
         (("generate", "--stop-token-id", "1,2"), "stop_token_ids", [1, 2]),
-        (("bench", "throughput", "--configuration", "plain,assisted"), "way", ["plain", "assisted"]),
+        (("bench", "throughput", "--configuration", "plain,assisted"), "configuration", ["plain", "assisted"]),
     ],
 )
 def test_lists_are_separated_by_commas(words: tuple[str, ...], name: str, value: object) -> None:

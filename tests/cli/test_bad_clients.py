@@ -25,8 +25,8 @@ from crossdraft.client import GenerationRequest
 from crossdraft.rpc.generation import Generate, encode_request
 from tests.cli.conftest import serving
 from tests.services.conftest import save
-from tests.serving.test_grpc_server import SERVICE
-from tests.serving.test_grpc_server import malformed as malformed_call
+from tests.serving.test_grpc import SERVICE
+from tests.serving.test_grpc import malformed as malformed_call
 from tests.text.kinds import kind
 
 KEY = "a-key-that-nobody-guesses"

@@ -27,7 +27,7 @@ from tests.rpc.clock import now, simulated
 from tests.rpc.proxy import Link
 from tests.serving.exposed import faults, samples
 from tests.serving.ports import free_port
-from tests.target.test_metrics import read
+from tests.target.test_sessions import read
 
 TARGET = Entry("t", Role.TARGET, "small", "", "10.0.0.1:7000", "", "10.0.0.1", 1)
 DRAFTER = Entry("d", Role.DRAFTER, "small", "byte-level", "10.0.0.2:7000", "", "10.0.0.2", 1)

@@ -435,6 +435,14 @@ def test_one_long_absence_says_little_and_a_lasting_one_is_learned() -> None:
     assert returns.expected(now)["a"] == pytest.approx(0.05, rel=0.2)
 
 
+def test_a_session_that_is_back_much_sooner_is_expected_so_at_once() -> None:
+    """After rounds, in which a whole draft came first, it drafts beside passes: an average would need 30 steps."""
+    returns = ReturnTimes()
+    now = visited(returns, "a", [0.04] * 50)
+    now = visited(returns, "a", [0.002] * 2, now)
+    assert returns.expected(now)["a"] < 0.005
+
+
 # Which sessions have KV slots, which wait for them, and which are preempted.
 
 

@@ -9,7 +9,7 @@ from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Expired, Lost, Open, Ready, Replied, SetTimer, Timer
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import PLAIN, Choice, DrafterSeen, DraftSeen, Judged, PassSeen, StallSeen, Started
+from crossdraft.speculation.choice import PLAIN, Choice, DraftSeen, Judged, Lifecycle, PassSeen
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted, HiddenStates, Pass, PassDone, Sample
 from crossdraft.types.rows import DraftToken, Row
@@ -37,16 +37,15 @@ def test_what_a_controller_is_told() -> None:
     session.handle(Expired(Timer.STALL, 3), 38.0)
     session.handle(Lost(DRAFTER, GONE), 39.0)
     assert controller.seen == [
-        Started(),
-        DrafterSeen(True),
+        Lifecycle.STARTED,
+        Lifecycle.DRAFTER_CAME,
         DraftSeen(1, 1.0, 0.5),
         DraftSeen(1, None, 0.5),
         Judged(2, False, 2, 0),  # of the first pass nothing is told: it reads the prompt as well
         DraftSeen(1, None, 0.5),
         PassSeen(0.25, fed=2),
         Judged(0, True, 1, 0),
-        StallSeen(),
-        DrafterSeen(False),
+        Lifecycle.DRAFTER_WENT,
     ]
 
 
@@ -87,7 +86,7 @@ def test_an_empty_reply_puts_off_no_deadline() -> None:
     session, controller, _ = passing(Choice(3, 1))
     session.handle(Replied(DRAFTER, Drafted(1, (), 0.0, first=1)), 3.0)
     assert session.counts.drafter_lost == "it sent a reply without anything in it"
-    assert controller.seen[-1] == DrafterSeen(False)
+    assert controller.seen[-1] == Lifecycle.DRAFTER_WENT
 
 
 def test_what_comes_twice_puts_off_no_deadline() -> None:

@@ -20,12 +20,10 @@ from crossdraft.speculation.choice import (
     Choice,
     Controller,
     DraftSeen,
-    Ended,
     Fixed,
     Judged,
+    Lifecycle,
     PassSeen,
-    StallSeen,
-    Started,
     arms_for,
 )
 from crossdraft.speculation.controller import Arms, Kind, TargetController
@@ -313,13 +311,19 @@ class SimulatedDraft:
             fed, self._unread = self._choice.width + self._unread + begins, 0
             self._simulation.drafter.submit(self, fed, lambda done: self._drafted(epoch, done))
 
+    @property
+    def _reply(self) -> int:
+        """Draft tokens in the next reply."""
+        first = self._choice.first
+        return first - self._sent if self._sent < first else self._choice.chunk
+
     def _drafted(self, epoch: int, done: StepDone) -> None:
         self._busy = False
         if epoch == self._epoch:
             self._made += 1
             self._seconds, self._queued = self._seconds + done.seconds, self._queued + done.queued
             count = self._made - self._sent
-            if self._made == self._asked or count >= self._choice.reply(self._sent):
+            if self._made == self._asked or count >= self._reply:
                 seconds, queued, output = self._seconds, self._queued, self._output
                 self._seconds, self._queued, self._sent = 0.0, 0.0, self._made
                 trip = self._simulation.world.drafter_trip
@@ -334,7 +338,6 @@ class Flight:
     first: int
     last: int
     run: int = 0  # tokens that the target still draws by itself; 0: it is no run
-    asked: bool = True
     half: int = 0  # tokens left at which more of the run is asked for
     following: Choice | None = field(default=None)  # what follows the run, once that is decided
 
@@ -362,7 +365,7 @@ class Output:
 
     def start(self) -> None:
         """The target is open."""
-        self._controller.observe(Started(), self._now)
+        self._controller.observe(Lifecycle.STARTED, self._now)
         self._next()
         self._go_on()
 
@@ -425,7 +428,7 @@ class Output:
             self._pass()
         elif self._left > -1000:
             self._left = -1000
-            self._controller.observe(Ended(), self._now)
+            self._controller.observe(Lifecycle.ENDED, self._now)
             self._simulation.over(self)
 
     def _step(self) -> bool:
@@ -529,7 +532,6 @@ class Output:
 
     def _expired(self, number: int) -> None:
         if number == self._stall and self._stalled is not None and self._left > 0:
-            self._controller.observe(StallSeen(), self._now)
             self._stalled, self._impatient = None, True
             self._go_on()
 
@@ -570,8 +572,7 @@ class Output:
         if self._left <= 0:
             return
         plain = flight.half > 0 or not self._choice.drafts
-        self._controller.observe(PassSeen(done.seconds, 1, flight.asked, done.sessions, done.fed), self._now)
-        flight.asked = False
+        self._controller.observe(PassSeen(done.seconds, 1, done.sessions, done.fed), self._now)
         if over:
             self._flight = None
         if plain:

@@ -17,11 +17,10 @@ from crossdraft.speculation.choice import (
     Choice,
     Controller,
     DraftSeen,
-    Ended,
     Fixed,
     Judged,
+    Lifecycle,
     PassSeen,
-    Started,
     arms_for,
 )
 from crossdraft.speculation.controller import MANY, SILENT, Arms, OutputController, TargetController
@@ -141,6 +140,25 @@ def test_it_finds_rounds_on_one_device_that_overlapped_arms_slow_down(acceptance
     speeds = arm_speeds(world, 1)
     assert not max(speeds, key=lambda arm: speeds[arm]).overlap
     assert fmean(measured(world, 1, seed, 60, 200).of_best for seed in range(4)) >= 0.9
+
+
+@pytest.mark.parametrize("world", [world_of(0.5, 12, 2, 0, True), full(world_of(0.8, 12, 2, 20, True))])
+def test_outputs_that_change_from_rounds_to_overlapping_are_in_step_within_a_few_passes(world: World) -> None:
+    """In two groups, each with every second pass, they would have three fifths of their speed for 50 passes."""
+    rounds, overlapped = (
+        next(arm for arm in WITH_TREES if arm.max_draft_tokens == 8 and arm.overlap == one) for one in (False, True)
+    )
+    found = []
+    for seed in range(6):
+        simulation, used = Simulation(world, lambda: Fixed(PLAIN), 2000, 0, seed), [Fixed(rounds) for _ in range(4)]
+        simulation._make = iter(used).__next__
+        simulation.resize(4)
+        simulation.speed(0.5)
+        for one in used:
+            one.choice = overlapped
+        simulation.speed(10 * world.pass_base)
+        found.append(simulation.speed(20 * world.pass_base))
+    assert fmean(found) >= 0.85 * arm_speeds(world, 4)[overlapped]
 
 
 COLD = [(0.8, 25, 1, 0, True)]
@@ -289,7 +307,7 @@ def begun(number: int = 1, arms: Arms = CHAINS, **how: Any) -> tuple[TargetContr
     outputs = [shared.output(KIND, arms, **how) for _ in range(number)]
     shared.costs.target.add(0.01)
     for output in outputs:
-        output.observe(Started(), 0.0)
+        output.observe(Lifecycle.STARTED, 0.0)
     return shared, outputs
 
 
@@ -370,8 +388,8 @@ def test_a_drafter_that_brings_nothing_is_shown() -> None:
     output.choose(20.0)
     assert (shared.idle(20.0), shared.idle(20.1 + SILENT)) == ("", nothing)
     other = shared.output(KIND, CHAINS)
-    other.observe(Started(), 29.0)
-    output.observe(Ended(), 30.0)
+    other.observe(Lifecycle.STARTED, 29.0)
+    output.observe(Lifecycle.ENDED, 30.0)
     assert shared.idle(90.0) == ""  # nobody waits
     shared.selection.usual, shared.selection.records = PLAIN, {rounds_of(8): Record(1.0)}
     assert shared.idle(10.0).startswith("paused")
@@ -401,7 +419,7 @@ def test_a_text_that_fares_clearly_worse_is_decided_for_alone() -> None:
     assert not hard.shares
     assert all(one.choose(1.0).max_draft_tokens == 8 and one.shares for one in others)
     for other in others:
-        other.observe(Ended(), 2.0)
+        other.observe(Lifecycle.ENDED, 2.0)
     hard.choose(2.0)
     assert hard.shares  # it is all that there is
 
@@ -447,11 +465,11 @@ def test_an_output_that_has_ended_has_no_targets() -> None:
     target, kind = TargetController(), ("coupled", 0.0, None)
     several, *others = (target.output(kind, CHAINS, number) for number in (2, 1, 1))
     for one in (several, *others):
-        one.observe(Started(), 0.0)
-    several.observe(Ended(), 0.1)
+        one.observe(Lifecycle.STARTED, 0.0)
+    several.observe(Lifecycle.ENDED, 0.1)
     assert target.load == len(others)
     for one in others:
-        one.observe(Ended(), 0.2)
+        one.observe(Lifecycle.ENDED, 0.2)
         one.observe(PassSeen(0.02), 0.3)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from crossdraft.speculation.choice import PLAIN, Choice, arms_for
-from crossdraft.speculation.estimates import ALONE, HOPED, LATEST, MEMORY, Costs, Round, Share, Times
+from crossdraft.speculation.estimates import HOPED, LATEST, MEMORY, Costs, Round, Share, Times
 
 
 def test_a_step_of_any_size_is_on_the_line_between_those_that_were_seen() -> None:
@@ -95,7 +95,7 @@ def test_a_text_is_taken_for_a_usual_one_until_it_clearly_differs() -> None:
 
 
 def test_what_a_step_takes_beside_passes_is_its_own() -> None:
-    """Until rounds or overlapped arms are seen the other ones say what it may be."""
+    """Until rounds or overlapped arms are seen the other ones say what it is."""
     costs = Costs()
     rounds, overlapped = (next(arm for arm in arms_for() if arm.drafts and arm.overlap == own) for own in (False, True))
     costs.steps[True].add(0.004)
@@ -103,7 +103,7 @@ def test_what_a_step_takes_beside_passes_is_its_own() -> None:
     assert (costs.trip(rounds, 1), costs.trip(overlapped, 1)) == (0.05, 0.05)
     costs.trips[False].add(0.001)
     assert (costs.trip(rounds, 1), costs.trip(overlapped, 1)) == (0.001, 0.05)
-    assert (costs.step(rounds, 1), costs.step(overlapped, 1)) == (ALONE * 0.004, 0.004)
+    assert (costs.step(rounds, 1), costs.step(overlapped, 1)) == (0.004, 0.004)
     costs.steps[False].add(0.001)
     assert (costs.step(rounds, 1), costs.step(overlapped, 1)) == (0.001, 0.004)
     known = Costs()

@@ -21,7 +21,7 @@ from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.models import fault_of_pair, requested_method
-from crossdraft.speculation.drafters import DrafterChoice, Gains
+from crossdraft.speculation.selection import EARNED, MARGIN
 from crossdraft.text.answers import format_of
 from crossdraft.trace.timeline import Span, Watch
 from crossdraft.types.output import ServedModel, Written
@@ -221,12 +221,58 @@ class SharedPipeline:
         return self.pipeline
 
 
+# Of the drafters that can serve an output, the default one first: how many times as fast as without a drafter its
+# outputs were; 0: nothing was seen.
+Gains = Mapping[str, float]
+
+
+class DrafterChoice:
+    """Which of several drafters of one model a new output gets.
+
+    The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried in
+    turn, each by one output at a time: at once what was not seen or seems as fast, and by EARNED of the outputs what is
+    slower, so that no more than that is lost. Beside no drafter each controller bounds the loss by itself.
+    """
+
+    def __init__(self) -> None:
+        self.latest = ""  # what most outputs get
+        self._trials = 0.0  # of slower ones that may begin
+        self._turns: dict[str, bool] = {}  # the one that was tried last is the last; whether an output is trying it
+
+    def usual(self, gains: Gains) -> str:
+        """The fastest; the one before where another one is hardly faster, and at first the default one."""
+        before = self.latest if self.latest in gains else next(iter(gains))
+        best = max(gains, key=lambda name: gains[name])
+        self.latest = best if gains[best] > MARGIN * gains[before] else before
+        return self.latest
+
+    def begun(self, gains: Gains) -> tuple[str, bool]:
+        """The drafter of a new output, of at least one; and whether this is a trial of it."""
+        usual = self.usual(gains)
+        self._turns = dict.fromkeys(gains, False) | self._turns
+        self._trials = min(1.0, self._trials + EARNED)
+        for name, busy in self._turns.items() if gains[usual] else ():
+            if name in gains and name != usual and not busy:
+                slower = 0 < gains[name] < gains[usual]
+                if not slower or self._trials >= 1:
+                    self._trials -= slower
+                    del self._turns[name]
+                    self._turns[name] = True
+                    return name, True
+        return usual, False
+
+    def ended(self, name: str, trial: bool) -> None:
+        """An output that began so is over."""
+        if trial:
+            self._turns[name] = False
+
+
 class LocalBackend:
     """A `Backend` of one model, with one pipeline for each drafter. Use it with `async with`.
 
     All are opened at the start; that of the default drafter is awaited. One that cannot be opened is tried again in the
     background, and with the next request for it. Outputs without a drafter are made on the default one's pipeline. An
-    output that leaves the drafter to the server gets the fastest one (`speculation.drafters`).
+    output that leaves the drafter to the server gets the fastest one (`DrafterChoice`).
     """
 
     def __init__(self, model: LocalModel, options: LocalOptions | None = None) -> None:

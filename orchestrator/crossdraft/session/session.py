@@ -16,18 +16,7 @@ from crossdraft.session.epoch import UNJUDGED, Epoch, Verdict
 from crossdraft.session.output import Output
 from crossdraft.session.rules import State, admits
 from crossdraft.session.target_side import TargetLane, TargetSide
-from crossdraft.speculation.choice import (
-    ASIDE,
-    PLAIN,
-    Choice,
-    Decision,
-    DrafterSeen,
-    Ended,
-    Judged,
-    Observation,
-    StallSeen,
-    Started,
-)
+from crossdraft.speculation.choice import ASIDE, PLAIN, Choice, Decision, Judged, Lifecycle, Observation
 from crossdraft.text.letters import Letters
 from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import Branch, Drafted, PassDone, RowFetched, Sample, Scored
@@ -93,7 +82,7 @@ class Session:
         if (ended := self.output.ended) is not None:
             return [self._end(ended.reason)]
         self.state = State.OPENING
-        self._observe(Started())
+        self._observe(Lifecycle.STARTED)
         return [*self.target.open(), *self._open_drafter(), *self.target.set_timer()]
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
@@ -140,7 +129,6 @@ class Session:
             case events.Lost():
                 return self._lost(event)
             case events.Expired(events.Timer.STALL, self._stall.number) if self._stall.since is not None:
-                self._observe(StallSeen())
                 self._stall = Stall(self._stall.number, over=True)
                 self.counts.add(stalls=1)
             case events.Expired(events.Timer.DRAFTER, number):
@@ -156,7 +144,7 @@ class Session:
 
     def _drafter_opened(self) -> list[events.Command]:
         self.drafter.opened()
-        self._observe(DrafterSeen(True))
+        self._observe(Lifecycle.DRAFTER_CAME)
         if self.state is State.RUNNING and self.interruptible:
             return self._next_epoch()
         return self._end_run_for_draft()
@@ -234,7 +222,7 @@ class Session:
         self.counts.add(drafters_lost=opened)
         if opened or not self.counts.drafters_lost:
             self.counts.note(drafter_lost=why)
-        self._observe(DrafterSeen(False))
+        self._observe(Lifecycle.DRAFTER_WENT)
 
     # Epochs.
 
@@ -365,7 +353,7 @@ class Session:
         self._report_end()
         for (proposed, accepted, refused), number in self._rounds.items():
             self.counts.rounds(proposed, accepted, refused, number)
-        self._observe(Ended())
+        self._observe(Lifecycle.ENDED)
         if not (self.counts.draft_tokens or self.counts.undrafted or self.counts.drafter_lost):
             self.counts.note(undrafted=self._no_draft)
         self.state = State.DONE
@@ -374,7 +362,7 @@ class Session:
     def abandon(self) -> None:
         """Nobody drives it any more: unless it is over, its controller counts it among the outputs no longer."""
         if self.state is not State.DONE:
-            self._observe(Ended())
+            self._observe(Lifecycle.ENDED)
 
     # What is done after every event.
 

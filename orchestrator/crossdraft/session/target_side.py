@@ -61,7 +61,7 @@ class Flight:
     def seen(self, done: messages.PassDone) -> PassSeen:
         """What the controller is told of an answer."""
         fed = done.fed or done.shared + len(self.sent.tree)
-        return PassSeen(done.seconds, done.forwards, not self.drawn, done.shared, fed)
+        return PassSeen(done.seconds, done.forwards, done.shared, fed)
 
     def after(self, done: messages.PassDone) -> "Flight":
         """The same run after an answer that does not end it."""

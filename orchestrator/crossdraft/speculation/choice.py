@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import lru_cache
 from typing import Protocol
 
@@ -67,10 +68,6 @@ class Choice:
     def first(self) -> int:
         """Draft tokens in the drafter's first reply: a whole round, or what a pass waits for."""
         return (self.min_draft_tokens or self.chunk) if self.overlap else self.max_draft_tokens
-
-    def reply(self, sent: int) -> int:
-        """Draft tokens in the drafter's next reply, once it has sent so many of the epoch and while more are wanted."""
-        return self.first - sent if sent < self.first else self.chunk
 
     @property
     def settings(self) -> str:
@@ -151,7 +148,6 @@ class PassSeen:
 
     seconds: float  # of its steps, sampling included
     forwards: int = 1  # tokens of a run that came
-    asked: bool = True  # there was a round trip; not for the later answers of a run
     sessions: int = 1  # that shared the latest forward, this one included
     fed: int = 1  # tokens that it computed, of all sessions
 
@@ -166,29 +162,16 @@ class Judged:
     settled: int  # ... of them drawn by the target without a draft token
 
 
-@quick_dataclass(frozen=True)
-class StallSeen:
-    """The target stood idle for draft tokens until patience ended."""
+class Lifecycle(Enum):
+    """What happens to an output."""
+
+    STARTED = auto()  # it opens its services: its first pass is to come
+    ENDED = auto()
+    DRAFTER_CAME = auto()
+    DRAFTER_WENT = auto()
 
 
-@quick_dataclass(frozen=True)
-class DrafterSeen:
-    """A drafter came or went."""
-
-    there: bool
-
-
-@quick_dataclass(frozen=True)
-class Started:
-    """The output opens its services: its first pass is to come."""
-
-
-@quick_dataclass(frozen=True)
-class Ended:
-    """The output is over."""
-
-
-Observation = DraftSeen | PassSeen | Judged | StallSeen | DrafterSeen | Started | Ended
+Observation = DraftSeen | PassSeen | Judged | Lifecycle
 
 
 class Controller(Protocol):

@@ -8,7 +8,6 @@ by its own acceptance. Everything depends on times and on revealed draft tokens 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import log2
 from statistics import fmean
 
@@ -18,14 +17,11 @@ from crossdraft.speculation.choice import (
     PLAIN,
     Choice,
     Controller,
-    DrafterSeen,
     DraftSeen,
-    Ended,
     Judged,
+    Lifecycle,
     Observation,
     PassSeen,
-    StallSeen,
-    Started,
 )
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
 from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
@@ -39,11 +35,6 @@ SILENT = 5.0  # seconds without a draft token after which a drafter is shown as 
 
 Kind = tuple[str | None, float, float | None]  # of requests: method and both temperatures
 Arms = Sequence[Choice]
-
-
-@lru_cache(64)
-def _plain(run: int, reason: str) -> Choice:
-    return replace(PLAIN, run=run, reason=reason)
 
 
 class Fares:
@@ -227,7 +218,6 @@ class OutputController(Controller):
         self._drafted = 0  # draft tokens of the running epoch
         self._run = 1  # tokens of the latest plain run
         self._behind = 0  # tokens that the target drew before their draft tokens came: compared with them, not judged
-        self._in_run = False  # what was emitted last came from the later answers of a run
 
     @property
     def shares(self) -> bool:
@@ -237,20 +227,18 @@ class OutputController(Controller):
     def observe(self, seen: Observation, now: float) -> None:
         match seen:
             case PassSeen():
-                self._in_run = not seen.asked
                 self.target.passed(seen, self.shares, now)
             case DraftSeen():
                 self._answered(seen)
             case Judged():
                 self._judged(seen)
-            case StallSeen():
-                self.used = self._arm
-            case DrafterSeen(there):
-                self._there = there
-                self._arm, self.asked = (self._arm, self.asked) if there else (PLAIN, None)
-            case Started():
+            case Lifecycle.DRAFTER_CAME:
+                self._there = True
+            case Lifecycle.DRAFTER_WENT:
+                self._there, self._arm, self.asked = False, PLAIN, None
+            case Lifecycle.STARTED:
                 self.target.begun(self)
-            case Ended():
+            case Lifecycle.ENDED:
                 self.target.ended(self)
 
     def _answered(self, seen: DraftSeen) -> None:
@@ -282,8 +270,7 @@ class OutputController(Controller):
             self.fares.acceptance.add(accepted, judged)
         if accepted:
             self.fares.worth.add(max(0, seen.tokens - seen.settled - refused), accepted)
-        drafting = self._arm.drafts and not self._in_run  # what follows a run is chosen before its end
-        self._behind = 0 if seen.refused else self._behind + seen.settled * drafting
+        self._behind = 0 if seen.refused else self._behind + seen.settled * self._arm.drafts
 
     def gain(self, load: float) -> float:
         """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
@@ -333,7 +320,7 @@ class OutputController(Controller):
             self._run = 1
             return self._choice(arm, reason)
         self._run = min(SHORT_RUN if self.target.budget.credit > 0 else LONG_RUN, 2 * self._run)
-        return _plain(self._run, reason)
+        return replace(PLAIN, run=self._run, reason=reason)
 
     def _best(self) -> tuple[Choice, str]:
         """The arm of all, or its own where its draft tokens fare otherwise; and why, in words."""

@@ -5,6 +5,7 @@ The model of costs only orders the arms and says what a trial may cost: what an 
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
 from math import log2
 from statistics import median
 from typing import NamedTuple
@@ -15,8 +16,7 @@ LATEST = 9  # durations of which the lower third counts: five that are nobody's,
 MEMORY = 200.0  # judged draft tokens after which one weighs 1/e: acceptance is known within 0.03
 PRIOR, HOPED = 6.0, 0.75  # draft tokens that a prior weighs, and their acceptance
 UNKNOWN_STEP = 0.2  # of a pass, that a draft token takes until it is known: drafters are made to be small
-ALONE = 0.5  # of what it takes beside a pass, until it is known: a GPU makes a round's draft at once, in a fifth
-CROWDED = 0.2  # exponent: outputs that overlap get out of step, and passes have fewer of them; as simulated
+CROWDED = 0.2  # exponent: outputs that overlap get out of step; without it trials cost 64 outputs a tenth, simulated
 BRANCHED = 0.2  # exponent: with n times the nodes of a chain, a tree misses n^-0.2 times as often, measured
 CLEAR = 3.0  # standard deviations that are no chance: another text, or another drafter
 
@@ -94,6 +94,11 @@ class Round(NamedTuple):
     seconds: float
 
 
+def like(times: Mapping[bool, Times], arm: Choice) -> Times:
+    """Those of rounds or of overlapped arms, as this one is; until they are known those of the others."""
+    return times[arm.overlap] if times[arm.overlap].known else times[not arm.overlap]
+
+
 class Costs:
     """What the steps of a target and its drafters cost, in seconds."""
 
@@ -105,16 +110,12 @@ class Costs:
 
     def step(self, arm: Choice, drafting: float) -> float:
         """Of a draft token if so many outputs draft."""
-        own, other = self.steps[arm.overlap], self.steps[not arm.overlap]
-        if not (own.known or other.known):
-            return UNKNOWN_STEP * self.target.seconds(drafting)
-        part = 1.0 if own.known or arm.overlap else ALONE
-        return part * (own if own.known else other).seconds(drafting * arm.width)
+        steps = like(self.steps, arm)
+        return steps.seconds(drafting * arm.width) if steps.known else UNKNOWN_STEP * self.target.seconds(drafting)
 
     def trip(self, arm: Choice, drafting: float) -> float:
         """From asking to a reply, if so many outputs draft."""
-        own, other = self.trips[arm.overlap], self.trips[not arm.overlap]
-        return (own if own.known else other).seconds(drafting)
+        return like(self.trips, arm).seconds(drafting)
 
     def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
         """From asking for so many draft tokens to their arrival."""
@@ -144,7 +145,11 @@ class Costs:
             return Round(first.tokens, first.seconds + again)
         # An epoch lasts until a draft token is refused. Its first draft is waited for, or passes go on without one. Of
         # those that may be ahead some are in a pass, others drafted during it, and others on their way.
-        held, step, life = chance / (1 - chance), self.step(arm, drafting), 2 * first.seconds + self.trip(arm, drafting)
+        held, step, life = (
+            chance / (1 - chance),
+            self.step(arm, drafting),
+            2 * first.seconds + self.trip(arm, drafting),
+        )
         ahead = max(1.0, wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
         each = max(step, life / depth, passed(ahead).seconds / ahead)  # seconds of an accepted draft token
         alone = 0.0 if wait else again / max(first.seconds, 1e-9)

@@ -272,7 +272,9 @@ class ReturnTimes:
 
 
 def _learned(before: _Gap | None, gap: float) -> _Gap:
-    if before is None:
+    """A session that is back in less than half of its usual time does something else now, as with an overlapped draft
+    after rounds: else it would be expected late for tens of steps, and sessions would stay apart in groups."""
+    if before is None or gap < before.mean / 2:
         return _Gap(gap)
     before.learn(gap)
     return before

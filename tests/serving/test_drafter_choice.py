@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from crossdraft.serving.backend import DrafterChoice
 from crossdraft.speculation.controller import TargetController
-from crossdraft.speculation.drafters import DrafterChoice
 from crossdraft.speculation.selection import CREDIT, EARNED
 from tests.speculation.simulator import CHAINS, KIND, Simulation, World
 
