@@ -173,7 +173,10 @@ async def over_grpc(address: str, metrics: str) -> dict[str, set[str]]:
         def call(message: bytes, key: str = KEY, on: grpc.aio.Channel = channel, method: str = GENERATE) -> Any:
             return on.unary_stream(method)(message, metadata=(("authorization", f"Bearer {key}"),), timeout=300)
 
-        whole, bad = message_of(PROMPT, max_tokens=4), map(malformed_call, range(MALFORMED))
+        whole, bad = (
+            message_of(PROMPT, max_tokens=4),
+            [malformed_call(number) for number in range(MALFORMED) if number % 5 < 4],
+        )
         silent = [call(message_of(PROMPT, max_tokens=2000, ignore_eos=True, logprobs=20), on=one) for one in narrow]
         for one in silent:
             await one.read()
@@ -245,7 +248,7 @@ async def test_bad_clients_leave_nothing(stack: Stack) -> None:
     kept: list[dict[str, tuple[float, int]]] = []  # after each round
     while len(kept) < LEAST_ROUNDS or (grown(kept) and len(kept) < ROUNDS):
         for answered in (await over_http(stack.http), await over_grpc(stack.grpc, stack.http)):
-            assert all(one.startswith(("4", "INVALID_ARGUMENT", "UNIMPLEMENTED")) for one in answered.pop("malformed"))
+            assert all(one.startswith(("4", "INVALID_ARGUMENT")) for one in answered.pop("malformed"))
             assert all(found <= RIGHT[name] for name, found in answered.items()), answered
         await idle(*[one.metrics for one in stack.processes.values()])
         gc.collect()

@@ -161,13 +161,23 @@ def test_ctrl_c_ends_a_command_that_loads_models_at_once(tmp_path: Path) -> None
         ({"num_speculative_tokens": 4}, {"server": "a:1"}, ["-k"]),
         ({"num_speculative_tokens": 4, "overlap": Overlap.ON}, {"server": "a:1"}, []),
         ({"num_speculative_tokens": 4, "overlap": Overlap.OFF}, {"server": "a:1"}, []),
-        ({"num_speculative_tokens": 4, "speculation": True}, {"drafter": ["none"]}, ["--speculation"]),
+        ({"num_speculative_tokens": 4, "speculation": True}, {"drafter": ["none"]}, ["--speculation", "-k"]),
+        (
+            {"tree_nodes": 16, "branches": 2, "explain": True},
+            {"drafter": ["none"]},
+            ["--branches", "--tree-nodes", "--explain"],
+        ),
+        (
+            {"max_draft_tokens": 9},
+            {"drafter": ["none"], "untrusted_drafter": True},
+            ["--max-draft-tokens", "--untrusted-drafter"],
+        ),
         ({"speculation": True}, {"target": ["a:1", "b:1"], "drafter": ["c:1"]}, []),
     ],
 )
 def test_options_that_change_nothing_are_noted(asked, where, noted):
     notes = notes_of(GenerationRequest("x", **asked), WhereToGenerate(**where))
-    assert [line.split(" has no effect with ")[0] for line in notes] == noted
+    assert [line.split(" has no effect with")[0] for line in notes] == noted
 
 
 def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:

@@ -441,6 +441,8 @@ def test_a_session_that_is_back_much_sooner_is_expected_so_at_once() -> None:
     now = visited(returns, "a", [0.04] * 50)
     now = visited(returns, "a", [0.002] * 2, now)
     assert returns.expected(now)["a"] < 0.005
+    now = visited(returns, "b", [0.04, 0.002] * 25, now)  # by turns it is no change
+    assert returns.expected(now)["b"] > 0.04
 
 
 # Which sessions have KV slots, which wait for them, and which are preempted.

@@ -145,7 +145,7 @@ def _cluster(address: str) -> Iterator[None]:
     if address != AUTO:
         check_address("--address", address)
     try:
-        head = address if address != AUTO else str(canonicalize_bootstrap_address(AUTO))
+        head = address if address != AUTO else canonicalize_bootstrap_address(AUTO) or address
         _check_answers(head, init_grpc_channel(head, [("grpc.enable_http_proxy", 0)]))
         ray.init(address, namespace="crossdraft", log_to_driver=False, logging_level=logging.WARNING)
     except AuthenticationError as error:

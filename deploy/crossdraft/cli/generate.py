@@ -8,7 +8,7 @@ from typing import Any
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.processes import check_address, checked_addresses, patience
-from crossdraft.cli.running import UsageError, checked_options, run_to_end
+from crossdraft.cli.running import UsageError, checked_options, flag_of, run_to_end
 from crossdraft.cli.serve import check_engine, faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.client.api import Addresses
@@ -104,6 +104,11 @@ def notes_of(request: GenerationRequest, where: WhereToGenerate) -> Iterator[str
     rounds = request.num_speculative_tokens != GenerationRequest.num_speculative_tokens
     if rounds and request.overlap is Overlap.AUTO and not alone:
         yield "-k has no effect with --overlap auto, where a controller decides: see --max-draft-tokens"
+    if alone:
+        limits = ("max_draft_tokens", "min_draft_tokens", "branches", "tree_nodes")
+        given = ["-k"] * rounds + [flag_of(name) for name in limits if getattr(request, name) is not None]
+        given += ["--explain"] * request.explain + ["--untrusted-drafter"] * where.untrusted_drafter
+        yield from (f"{flag} has no effect without a drafter" for flag in given)
 
 
 async def _with_services(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:

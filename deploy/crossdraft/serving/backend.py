@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, Self
@@ -188,12 +188,17 @@ class SharedPipeline:
 
     def begin(self) -> None:
         """Opens it in the background, as soon as its services are there."""
-        self._trying = asyncio.create_task(self._try())
+        if self._trying is None:
+            self._trying = asyncio.create_task(self._try())
 
     async def _try(self) -> None:
         while self.pipeline is None:
-            with suppress(ServiceError, ValueError):  # the latter: TLS files that are wrong for a while
+            try:
                 await self.open()
+            except (ServiceError, ValueError) as error:  # the latter: TLS files that are wrong for a while
+                log.debug("not open yet: %s", error)
+            except Exception:  # a fault of ours must not end the attempts, which nobody waits for
+                log.exception("a pipeline cannot be opened, and is tried again")
             await asyncio.sleep(TRIED_EVERY)
 
     async def follow(self, targets: Addresses, drafters: Addresses) -> None:

@@ -564,7 +564,7 @@ class Session:
             return verdict
         self._told = Told(verdict, tokens, self._undrafted)
         accepted, refused = verdict.accepted - held.accepted, verdict.refused and not held.refused
-        settled = self._undrafted - before.undrafted
+        settled = self._undrafted - before.undrafted if self.epoch.choice.drafts else 0
         self._observe(Judged(accepted, refused, tokens - before.tokens, settled))
         return verdict
 

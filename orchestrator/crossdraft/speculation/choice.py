@@ -159,7 +159,7 @@ class Judged:
     accepted: int  # draft tokens, wholly in the output
     refused: bool  # the next one was refused
     tokens: int  # emitted meanwhile
-    settled: int  # ... of them drawn by the target without a draft token
+    settled: int  # ... of them drawn by the target without a draft token, while it drafts
 
 
 class Lifecycle(Enum):

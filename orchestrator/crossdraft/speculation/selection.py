@@ -1,10 +1,11 @@
 """Which arm is used: what each has brought, trials of others, and what these may cost.
 
 A budget bounds the loss. It begins with CREDIT tokens of each output and earns EARNED of what is emitted. What a
-round with a drafter loses beside no drafter, as that was measured, is taken from it, after what drafting has won
-lately; a trial is charged with what it loses beside the arm that it interrupts. While nothing is in it no drafter is
-used. So at most EARNED of all tokens and CREDIT of each output are lost, and what the round that empties the budget
-overdraws it by. No more than CREDIT of that is owed: else an outage of minutes would keep drafters away for hours.
+round with a drafter loses beside no drafter, as that was measured (at a load that is new: as it is expected), is taken
+from it, after what drafting has won lately; a trial is charged with what it loses beside the arm that it interrupts.
+While nothing is in it no drafter is used. So at most EARNED of all tokens and CREDIT of each output are lost, and what
+the round that empties the budget overdraws it by. No more than CREDIT of that is owed: else an outage of minutes would
+keep drafters away for hours.
 
 A round that takes STALL times as long as expected is nobody's, as a capture, a garbage collection or a first use is:
 it does not count. EXCUSES rounds are so excused, and EARNED of further ones.
@@ -163,6 +164,11 @@ class ArmSelection:
                 self.records[arm].keep(1 / self.seen(arm))
 
     @property
+    def _allowance(self) -> float:
+        """Tokens of each output that a trial may lose; with less than one it shows nothing."""
+        return (self.budget.credit - CREDIT / 2) / 3
+
+    @property
     def _lost(self) -> bool:
         """Whether the drafter, or the trial, has lost what it may before the window is over."""
         if self.trial is None:
@@ -181,10 +187,11 @@ class ArmSelection:
         self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
 
     def resume(self, arms: Sequence[Choice], usual: Choice) -> None:
-        """All outputs use it from now on, with these arms. A trial that was under way goes on."""
+        """All outputs use it from now on, with these arms. A trial that was under way goes on, if it may."""
         self._new = True
-        if self.current not in arms:
+        if self.current not in arms or self._allowance < 1:
             self.end_trial()
+        self._floor = self.budget.credit - self._allowance
         self.usual = usual if usual in arms else self.plain
 
     def end_trial(self) -> None:
@@ -192,7 +199,7 @@ class ArmSelection:
 
     def _decide(self, guesses: Guesses) -> None:
         """Which arm is usual from now on, of the one that was used and no drafter, and whether another one is tried."""
-        speeds, used, free = self.speeds(guesses), self.current, self.budget.credit - CREDIT / 2
+        speeds, used = self.speeds(guesses), self.current
         self.end_trial()
         plain = self.plain if self.plain in speeds else self.usual
         for arm, margin in ((used, MARGIN), (plain, 1.0)):
@@ -202,9 +209,9 @@ class ArmSelection:
             self.usual = plain
         hope = self.hope(speeds)
         tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
-        known, may = self.seen(plain) or plain.drafts, free / 3  # with less than a token it shows nothing
+        known = self.seen(plain) or plain.drafts
         if not known:
             hope, tried = {plain: inf}, plain  # drafting began at another load
-        if tried != self.usual and may > 1 and hope[tried] > MARGIN * speeds[self.usual]:
-            self.trial, self._floor = tried, self.budget.credit - may
+        if tried != self.usual and self._allowance > 1 and hope[tried] > MARGIN * speeds[self.usual]:
+            self.trial, self._floor = tried, self.budget.credit - self._allowance
         self._new = self.current != used

@@ -198,11 +198,12 @@ class GenerationRequest(Watching, Speculation, Reading, Output):
     def _check_sizes(self) -> None:
         lists = vars(self.options) | vars(self)
         ids = sum(map(len, self.options.bad_word_ids))
-        text = sum(len(one) for one in (*self.stop, *self.bad_words) if isinstance(one, str))
+        stop, words = (sum(len(one) for one in texts if isinstance(one, str)) for texts in (self.stop, self.bad_words))
+        largest = "stop" if stop >= words else "bad_words"
         for name, most, got, what in (
             *((name, most, len(lists[name]), "entries") for name, most in MAX_ENTRIES.items()),
             ("bad_word_ids", MAX_TEXT, ids, "ids"),
-            ("stop" if self.stop else "bad_words", MAX_TEXT, text, "characters, those of stop and bad_words together"),
+            (largest, MAX_TEXT, stop + words, "characters, those of stop and bad_words together"),
         ):
             if got > most:
                 raise RequestError(f"{name} must have at most {most} {what}, not {got}", name)

@@ -223,6 +223,7 @@ class _Gap:
 
     def __init__(self, first: float) -> None:
         self.mean, self.deviation = first, first / 2  # seconds
+        self.short = False  # the latest was less than half of the mean
 
     @property
     def longest(self) -> float:
@@ -251,7 +252,8 @@ class ReturnTimes:
         answered = self._away.pop(session, None)
         if answered is not None:
             gap = max(0.0, now - answered)
-            self._usual = _learned(self._usual, gap)
+            self._usual = self._usual or _Gap(gap)
+            self._usual.learn(gap)
             self._gaps[session] = _learned(self._gaps.get(session), gap)
 
     def over(self, session: Hashable) -> None:
@@ -272,11 +274,13 @@ class ReturnTimes:
 
 
 def _learned(before: _Gap | None, gap: float) -> _Gap:
-    """A session that is back in less than half of its usual time does something else now, as with an overlapped draft
-    after rounds: else it would be expected late for tens of steps, and sessions would stay apart in groups."""
-    if before is None or gap < before.mean / 2:
+    """A session that is back twice in less than half of its usual time does something else now, as with an overlapped
+    draft after rounds: else it would be expected late for tens of steps, and sessions would stay apart in groups."""
+    short = before is not None and gap < before.mean / 2
+    if before is None or (short and before.short):
         return _Gap(gap)
     before.learn(gap)
+    before.short = short
     return before
 
 

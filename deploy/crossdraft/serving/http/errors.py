@@ -163,7 +163,8 @@ def _complaint(fault: Any, param: str | None, named: bool) -> str:
     if param is None:
         return f"the body: {_plain(fault['msg'])}" if named else f"the body: {NO_OBJECT}"
     if fault["type"] == "extra_forbidden" and param.rpartition(".")[2] not in UNSERVED:
-        return f"Unrecognized request argument supplied: {param}"
+        now = "; vLLM calls it structured_outputs since 0.12" if param.startswith("guided_") else ""
+        return f"Unrecognized request argument supplied: {param}{now}"
     if fault["type"] == "extra_forbidden":
         return f"{param} is not served: leave it out"
     if fault["type"] == "literal_error":

@@ -426,11 +426,10 @@ class ChatBody(TemplateFields, GenerationBody):
         content, must = super()._grammar(), self._choice[0] in ("required", "named", "allowed required")
         self._form = replace(self._form, bare=must or content is not None, must=must)
         chosen = self._chosen
+        self._grammar_in = self._grammar_in if content is not None else "tools"
         functions = [one.function(not (must or one.strict)) for one in chosen]
         try:
-            found = self._form.grammar(functions, not must, content)
-            self._grammar_in = self._grammar_in if content is not None else "tools"
-            return found
+            return self._form.grammar(functions, not must, content)
         except ValueError:
             if must or content is not None or any(one.strict for one in chosen):
                 raise
