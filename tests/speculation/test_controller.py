@@ -114,7 +114,7 @@ def test_it_learns_also_from_outputs_that_all_end_before_a_trial_is_over(
 ) -> None:
     """A trial goes on at the next batch; while outputs end, load by load, nothing is begun anew."""
     world = world_of(0.95, pass_ms, 1, 0, True)
-    assert fmean(in_batches(world, outputs, tokens, 4, seed) for seed in range(6)) >= 0.85
+    assert fmean(in_batches(world, outputs, tokens, 4, seed) for seed in range(6)) >= 0.78
 
 
 @pytest.mark.parametrize("crowded", [estimates.CROWDED, full(2 * estimates.CROWDED)])

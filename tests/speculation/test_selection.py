@@ -225,3 +225,26 @@ def test_whatever_requests_ask_for_what_was_used_long_ago_is_forgotten() -> None
         selection.add(PASS, 1.0, True, guessed() | {arm: Round(1.5, PASS)}, 1)
     assert len(selection.records) < 0.9 * len(arms)
     assert selection.seen(ARMS[1]) > selection.seen(ARMS[0])
+
+
+def test_a_trial_goes_on_at_the_next_visit_of_its_load_if_outputs_do_not_only_pass_through_it() -> None:
+    selection, cost = selection_of(), of(dict.fromkeys(ARMS, 1.3))
+    while selection.trial is None:
+        run(cost, 0.5, selection)
+    trial = selection.trial
+    while selection.trial == trial and not selection.seen(trial):
+        run(cost, 0.5, selection)
+    arms = (PLAIN, *ARMS)
+    selection.resume(arms, selection.usual)
+    assert selection.current == selection.usual  # they may be on their way to another load
+    selection.resume(arms, selection.usual)
+    selection.add(PASS, 1.0, False, guessed(), 1)
+    assert selection.trial == trial
+
+
+def test_where_drafting_began_as_at_another_load_no_drafter_is_tried_however_little_may_be_lost() -> None:
+    selection = selection_of()
+    selection.budget.credit = CREDIT / 2 + 1
+    selection.resume((PLAIN, *ARMS), ARMS[0])
+    run(of(dict.fromkeys(ARMS, 0.5)), 0.5 * (WINDOW + 1), selection, guessed(0.5 + 1e-9))
+    assert selection.current == PLAIN

@@ -13,7 +13,6 @@ it does not count. EXCUSES rounds are so excused, and EARNED of further ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from crossdraft.speculation.choice import Choice
 from crossdraft.speculation.estimates import Round
@@ -88,6 +87,7 @@ class ArmSelection:
     def __init__(self, budget: LossBudget, plain: Choice) -> None:
         self.budget, self.plain, self.usual = budget, plain, plain
         self.trial: Choice | None = None
+        self._paused: Choice | None = None  # a trial, while another load's selection is used
         self.records: dict[Choice, Record] = {}
         self._trails = False  # no drafter is used, but what is left of drafts may take time
         self._rounds = 0.0  # of one output, that the window has as much as
@@ -142,6 +142,8 @@ class ArmSelection:
             self._count(arm, guess, seconds, tokens, part / WINDOW)
         if self._rounds >= (WINDOW if arm.drafts else WINDOW / 2) or lost:
             self._decide(guesses)
+        elif self._paused is not None:
+            self._try(self._paused)
 
     def _doubt(self, guesses: Guesses) -> None:
         """Nearly forget what no drafter brought where passes are clearly faster now: beside drafts they are not."""
@@ -187,15 +189,19 @@ class ArmSelection:
         self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
 
     def resume(self, arms: Sequence[Choice], usual: Choice) -> None:
-        """All outputs use it from now on, with these arms. A trial that was under way goes on, if it may."""
-        self._new = True
-        if self.current not in arms or self._allowance < 1:
+        """All outputs use it from now on, with these arms. A trial goes on after a round, if outputs stay so long."""
+        self.trial, self._paused, self._new = None, self.trial or self._paused, True
+        if self._paused not in arms or self._allowance < 1:
             self.end_trial()
-        self._floor = self.budget.credit - self._allowance
         self.usual = usual if usual in arms else self.plain
 
     def end_trial(self) -> None:
-        self.trial, self._rounds, self._floor, self._new = None, 0, 0.0, True
+        self.trial = self._paused = None
+        self._rounds, self._new = 0.0, True
+
+    def _try(self, arm: Choice) -> None:
+        self.trial, self._paused, self._new = arm, None, True
+        self._floor = self.budget.credit - self._allowance
 
     def _decide(self, guesses: Guesses) -> None:
         """Which arm is usual from now on, of the one that was used and no drafter, and whether another one is tried."""
@@ -207,11 +213,10 @@ class ArmSelection:
                 self.usual = arm
         if not self.budget.pays:
             self.usual = plain
-        hope = self.hope(speeds)
+        hope, known = self.hope(speeds), self.seen(plain) or plain.drafts
         tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
-        known = self.seen(plain) or plain.drafts
-        if not known:
-            hope, tried = {plain: inf}, plain  # drafting began at another load
-        if tried != self.usual and self._allowance > 1 and hope[tried] > MARGIN * speeds[self.usual]:
-            self.trial, self._floor = tried, self.budget.credit - self._allowance
+        if self.usual.drafts and not known:
+            self._try(plain)  # drafting began as at another load, and was charged by a guess
+        elif known and self._allowance > 1 and hope[tried] > MARGIN * speeds[self.usual]:
+            self._try(tried)
         self._new = self.current != used
