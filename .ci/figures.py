@@ -23,7 +23,7 @@ LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever b
     "lines of the laboratory": 5_177,
     "modules in the largest folder": 21,
     "longest chain of imports": 17,
-    "test lines": 39_597,
+    "test lines": 39_604,
     "test lines of the laboratory": 2_093,
 }
 Imports = Mapping[str, set[str]]  # module -> modules that it imports

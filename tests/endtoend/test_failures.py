@@ -75,12 +75,17 @@ async def undisturbed(pipeline: Pipeline, grammar: Grammar | None = None) -> str
     return (await ended(pipeline.run(request(Overlap.OFF, grammar)))).text
 
 
-async def disturbed(generation: Generation, victim: Running, drafted: bool = True) -> Statistics:
-    """Its figures; a service is killed when some tokens are there, of draft tokens unless `drafted`."""
+async def disturbed(
+    generation: Generation, victim: Running, drafted: bool = True, begun: asyncio.Barrier | None = None
+) -> Statistics:
+    """Its figures; a service is killed when some tokens are there, of draft tokens unless `drafted`, and not before
+    all others that wait for `begun` have one."""
     count, killed = 0, False
     async with asyncio.timeout(SECONDS), generation:
         async for token in generation:
             count += 1
+            if count == 1 and begun is not None:
+                await begun.wait()
             drafted = drafted or token.kind is not Kind.BONUS
             if count >= BEFORE and drafted and not killed:
                 with suppress(ProcessLookupError):
@@ -117,7 +122,8 @@ async def test_a_target_that_is_killed_is_replaced_by_another(target, victim, gr
         wanted = await undisturbed(pipeline, grammar)
         assert grammar is None or wanted.lstrip().startswith("[")
         generations = [pipeline.run(request(Overlap.ON, grammar)) for _ in range(2)]  # one on each target
-        figures = await asyncio.gather(*(disturbed(generation, victim.running) for generation in generations))
+        begun = asyncio.Barrier(2)
+        figures = await asyncio.gather(*(disturbed(one, victim.running, begun=begun) for one in generations))
         assert [generation.text for generation in generations] == [wanted, wanted]
         assert sorted(figure.targets_lost for figure in figures) == [0, 1]
         assert [figure.drafters_lost for figure in figures] == [0, 0]
@@ -133,7 +139,8 @@ async def test_a_drafter_that_reads_hidden_states_in_a_process_of_its_own_and_it
     ):
         wanted = await undisturbed(pipeline)
         generations = [pipeline.run(request(Overlap.OFF)) for _ in range(2)]  # one on each target
-        figures = await asyncio.gather(*(disturbed(generation, victim.running) for generation in generations))
+        begun = asyncio.Barrier(2)
+        figures = await asyncio.gather(*(disturbed(one, victim.running, begun=begun) for one in generations))
         assert [generation.text for generation in generations] == [wanted, wanted]
         assert sum(figure.targets_lost for figure in figures) == 1
         assert sum(figure.tokens for figure in figures) > 1.5 * sum(figure.passes for figure in figures)
