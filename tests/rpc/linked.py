@@ -16,7 +16,7 @@ from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import TARGET, FrameCodec, RoleCodec
 from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.memory import HOST, MemoryChannel, MemoryEndpoint, codec_of
-from crossdraft.rpc.server import Listening
+from crossdraft.rpc.server import Endpoint, Listening
 from crossdraft.types import messages as plain
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import TokenTree
@@ -254,24 +254,25 @@ class RawStream:
 @asynccontextmanager
 async def raw_service(role: RoleCodec[Any, Any, Any] = TARGET) -> AsyncIterator[tuple[RawService, str]]:
     """One that listens, and its address."""
-    service, server = RawService(role), grpc.aio.server()
+    service = RawService(role)
     if PORT is None:
-        endpoint = MemoryEndpoint(service)
-        endpoint.start()
-        yield service, endpoint.address
-        await endpoint.drain(0)
+        here = MemoryEndpoint(service)
+        here.start()
+        yield service, here.address
+        await here.drain(0)
         return
     handlers = {
         "Describe": grpc.unary_unary_rpc_method_handler(service.describe),
         role.stream: grpc.stream_stream_rpc_method_handler(service.link),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(role.service, handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    endpoint = Endpoint(
+        Listening(grace_seconds=0), {role.service: grpc.method_handlers_generic_handler(role.service, handlers)}
+    )
+    address = await endpoint.start()
     try:
-        yield service, f"127.0.0.1:{port}"
+        yield service, address
     finally:
-        await server.stop(0)
+        await endpoint.drain()
 
 
 @dataclass(eq=False)

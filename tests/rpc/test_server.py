@@ -25,7 +25,7 @@ from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.metrics import Registry, exposition
 from crossdraft.rpc.security import client_credentials
-from crossdraft.rpc.server import Listening, Server, freeze_heap, serve
+from crossdraft.rpc.server import Endpoint, Listening, Server, freeze_heap, serve
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Branch, Drafted, OpenDrafter, PassDone, SamplingOptions
@@ -82,6 +82,31 @@ async def test_sessions_that_outlive_the_grace_period_are_ended():
         await session.send(one_pass(1, SLOW))
         await asyncio.wait_for(server.drain(), 60)
         await service.wait_closed(1)
+
+
+async def test_a_server_has_ended_once_its_calls_have():
+    begun, ended = asyncio.Event(), False
+
+    async def slow_to_end(request: bytes, context: object) -> bytes:
+        nonlocal ended
+        begun.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            ended = True
+
+    handlers = {"Call": grpc.unary_unary_rpc_method_handler(slow_to_end)}
+    endpoint = Endpoint(AT_ONCE, {"a.Service": grpc.method_handlers_generic_handler("a.Service", handlers)})
+    async with grpc.aio.insecure_channel(await endpoint.start()) as channel:
+        call = channel.unary_unary("/a.Service/Call")(b"", timeout=60)
+        await asyncio.wait(
+            [asyncio.ensure_future(begun.wait()), asyncio.ensure_future(call.code())], return_when="FIRST_COMPLETED"
+        )
+        await endpoint.drain()
+        assert ended
+        assert await call.code() != grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -8,11 +8,11 @@ import signal
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
-from typing import Generic, Self, TextIO
+from typing import Any, Generic, Self, TextIO
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -113,6 +113,26 @@ def _is_fault(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
+class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """The tasks that answer a server's calls: `grpc.aio.Server.stop` cancels these, but does not wait for them."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def intercept_service(self, continuation: Callable[..., Awaitable[Any]], details: Any) -> Any:
+        """Called within a call's own task, before its handler is."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await continuation(details)
+
+    async def ended(self) -> None:
+        """Returns once all are."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
 class Endpoint:
     """One port with services on it, standard health and reflection among them. Must be made in a running event loop."""
 
@@ -128,7 +148,10 @@ class Endpoint:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
         # Two servers on one port would share its calls at random: unless that is meant, a taken port is an error.
         sharing = (("grpc.so_reuseport", int(listening.shared)),)
-        self._server = grpc.aio.server(options=options + listening.limit.options() + sharing)
+        self._calls = Calls()
+        self._server = grpc.aio.server(
+            interceptors=(self._calls,), options=options + listening.limit.options() + sharing
+        )
         self._server.add_generic_rpc_handlers(tuple(services.values()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -171,6 +194,8 @@ class Endpoint:
         except asyncio.CancelledError:
             await self._server.stop(None)
             raise
+        finally:
+            await self._calls.ended()
 
 
 class Server(Serving, Generic[Opening, Ask, Answer]):
