@@ -79,6 +79,9 @@ class CachedTokens:
     least: int = 0  # ids that a text shares with these, or none of them is of use: layers with a window lack the first
 
 
+NOTHING_CACHED = CachedTokens()
+
+
 @dataclass(frozen=True, order=True)
 class Extent:
     """Consecutive slots."""
