@@ -81,7 +81,7 @@ class Draws:
         if self.key is not None:
             return self.key, offset
         assert self.generator is not None
-        return NoiseKey(int.from_bytes(self.generator.bytes(8), "little")), offset
+        return NoiseKey(self.generator.bit_generator.random_raw()), offset
 
 
 class Moments(NamedTuple):
