@@ -19,7 +19,7 @@ from crossdraft.drafter.sampling import DrawSource
 from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
-from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.requests import NO_TREE, ForwardRequest
 from crossdraft.engine.sampler import Draw, Draws, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.grammar import Bits
@@ -171,7 +171,7 @@ class DraftTree:
         it. A tip without a token of its own comes first."""
         for tip in tips:
             self.grow(tip)
-        tree = TokenTree(tuple(self._tokens), tuple(self._parents))
+        tree = TokenTree(tuple(self._tokens), tuple(self._parents)) if self._tokens else NO_TREE
         return ForwardRequest(self._session, self._root, tree, tuple([tip.node + 1 for tip in tips]), more)
 
     def grow(self, tip: Tip) -> None:
