@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import field
+from functools import lru_cache
 from itertools import count
 from operator import lt
 
@@ -19,6 +20,12 @@ def tree_width(nodes: int, depth: int) -> int:
     return max(least, min(most, nodes // 4, MOST_NODES // depth))
 
 
+@lru_cache
+def chain_parents(nodes: int) -> tuple[int, ...]:
+    """Of nodes that each follow the one before."""
+    return tuple(range(ROOT, nodes - 1))
+
+
 @quick_dataclass(frozen=True)
 class TokenTree:
     """Nodes, parents before children. The root is no node: it is the end of the committed tokens.
@@ -33,7 +40,7 @@ class TokenTree:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
-        self.is_chain = self.parents == tuple(range(ROOT, len(self.parents) - 1))  # type: ignore[misc]  # its only time
+        self.is_chain = self.parents == chain_parents(len(self.parents))  # type: ignore[misc]  # its only time
         if not self.is_chain and (min(self.parents) < ROOT or not all(map(lt, self.parents, count()))):
             wrong = next(node for node, parent in enumerate(self.parents) if not ROOT <= parent < node)
             raise ValueError(f"node {wrong} has parent {self.parents[wrong]}; parents must come first")
@@ -41,7 +48,7 @@ class TokenTree:
     @staticmethod
     def chain(tokens: Path) -> "TokenTree":
         """Each token follows the one before."""
-        return TokenTree(tokens, tuple(range(ROOT, len(tokens) - 1)))
+        return TokenTree(tokens, chain_parents(len(tokens)))
 
     def __len__(self) -> int:
         return len(self.tokens)

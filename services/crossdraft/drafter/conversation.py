@@ -143,8 +143,8 @@ class ReplyBuffer:
         if self._queued is None:
             self._queued = seconds
 
-    def add(self, draft_token: DraftToken) -> None:
-        self._draft_tokens.append(draft_token)
+    def add(self, *draft_tokens: DraftToken) -> None:
+        self._draft_tokens += draft_tokens
 
     def add_branch(self, branch: Branch) -> None:
         self._branches.append(branch)

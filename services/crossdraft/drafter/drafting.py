@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 from crossdraft.drafter.context import Context, NoRoomError
@@ -18,7 +19,7 @@ from crossdraft.drafter.sampling import DrawSource
 from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
-from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.requests import NO_TREE, ForwardRequest
 from crossdraft.engine.sampler import Draw, Draws, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.grammar import Bits
@@ -44,7 +45,7 @@ class BranchShape:
         """Ids that may be keys, of which the best `width` are taken."""
         return self.width + SPARE_CANDIDATES if self.depth else 0
 
-    @property
+    @cached_property
     def cluster(self) -> int:
         """Nodes of one draft token and its branches."""
         return 1 + self.width * self.depth
@@ -54,12 +55,12 @@ class BranchShape:
         """Draft tokens whose branches may be unfinished, and one."""
         return self.depth + 2
 
-    @property
+    @cached_property
     def kept(self) -> int:
         """Newest draft tokens that stay in the tree, with their branches, when it has grown too large."""
         return max(self.min_kept, TREE_NODES // (2 * self.cluster))
 
-    @property
+    @cached_property
     def room(self) -> int:
         """Tokens that the model must hold besides the text."""
         return self.min_kept * self.cluster if self.depth else 0
@@ -67,6 +68,9 @@ class BranchShape:
     def fits(self, capacity: int) -> bool:
         """Whether a quarter of a context of `capacity` tokens is left for text."""
         return 4 * self.room <= 3 * capacity
+
+
+NO_BRANCHES = BranchShape(0, 1)
 
 
 @dataclass
@@ -167,7 +171,7 @@ class DraftTree:
         it. A tip without a token of its own comes first."""
         for tip in tips:
             self.grow(tip)
-        tree = TokenTree(tuple(self._tokens), tuple(self._parents))
+        tree = TokenTree(tuple(self._tokens), tuple(self._parents)) if self._tokens else NO_TREE
         return ForwardRequest(self._session, self._root, tree, tuple([tip.node + 1 for tip in tips]), more)
 
     def grow(self, tip: Tip) -> None:
@@ -175,6 +179,15 @@ class DraftTree:
             self._tokens.append(tip.token)
             self._parents.append(tip.node)
             tip.node, tip.token = len(self._tokens) - 1, None
+
+    def follow(self, tip: Tip, tokens: Sequence[int]) -> None:
+        """The path of a tip without a token of its own goes on with these, at least one; the last is not fed yet."""
+        *fed, tip.token = tokens
+        if fed:
+            first = len(self._tokens)
+            self._tokens += fed
+            self._parents += (tip.node, *range(first, len(self._tokens) - 1))
+            tip.node = len(self._tokens) - 1
 
     def move_root(self, node: int) -> dict[int, int]:
         """Makes a node the root and forgets what does not follow it; returns the new number of each node that stays."""
@@ -240,7 +253,7 @@ class Drafting:
         # beyond what it has verified, it has verified all before the first of these.
         self._begins: deque[int] = deque(maxlen=1 + MOST_DRAFT_TOKENS)
         self._obstacle = ""  # why the text cannot go on
-        self._new_tree()
+        self._new_tree(scoring.ids)
 
     def adopt(self, branch: OpenBranch) -> None:
         """The draft begins with a branch that follows the context's text."""
@@ -251,7 +264,7 @@ class Drafting:
                 self._replies.add(draft_token)
             else:
                 self._epoch.sent += 1
-        self._new_tree()
+        self._new_tree(self._state.context.ids)
 
     def run(self, send: Callable[[Drafted], None], asked: float) -> Job[None]:
         """Drafts until all that is wanted is sent and every branch is finished, or the epoch is over.
@@ -295,18 +308,19 @@ class Drafting:
         found, queued = yield from state.source.path(forward, self._draws, state.context.offset)
         self._replies.waited(queued)
         if not self._epoch.over:
-            for draw in found:
-                self._tree.grow(self._tip)
-                self._extend_draft(draw)
-            state.context.append(*[draw.token for draw in found])
+            tokens = [draw.token for draw in found]
+            self._note(found)
+            self._replies.add(*map(self._draft_token, found))
+            self._tree.follow(self._tip, tokens)
+            state.context.append(*tokens)
 
     @property
     def _drafts(self) -> bool:
         return self._replies.made < self._epoch.count and not self._obstacle
 
-    def _new_tree(self) -> None:
+    def _new_tree(self, ids: Path) -> None:
         """What is fed from now on begins with the whole text."""
-        self._tree = DraftTree(self._state.session, self._state.context.ids)
+        self._tree = DraftTree(self._state.session, ids)
         self._tip = Tip()
 
     def _make_room(self) -> None:
@@ -315,7 +329,7 @@ class Drafting:
         cut = context.fit(1 + shape.room)
         if cut or self._state.source.whose is Whose.TARGET:
             self._open_branches.clear()  # after a cut, the text that they follow is no longer fed
-            self._new_tree()
+            self._new_tree(context.ids)
         elif self._tree.nodes >= 2 * shape.kept * shape.cluster:
             self._move_root(shape.kept)
         elif self._tree.size + shape.cluster > context.capacity:
@@ -358,14 +372,19 @@ class Drafting:
 
     def _extend_draft(self, draw: Draw) -> None:
         """The next token of the draft, and the branches beside it; the context does not have it yet."""
-        if len(self._drafted) < MOST_DRAFT_TOKENS:
-            if draw.distribution is not None:
-                self._scoring.drawn(tuple(self._drafted), draw.distribution)
-            self._drafted.append(draw.token)
+        self._note([draw])
         if self._shape.depth:
             self._begin_branches(draw)
         self._replies.add(self._draft_token(draw))
         self._tip.token = draw.token
+
+    def _note(self, draws: Sequence[Draw]) -> None:
+        """For scores: what the next tokens of the draft were drawn from, where rows are sent."""
+        left = MOST_DRAFT_TOKENS - len(self._drafted) if self._state.rows else 0
+        for token, distribution, _ in draws[:left]:
+            if distribution is not None:
+                self._scoring.drawn(tuple(self._drafted), distribution)
+            self._drafted.append(token)
 
     def _begin_branches(self, draw: Draw) -> None:
         state, offset = self._state, self._state.context.offset

@@ -171,8 +171,8 @@ class PathTree:
 class Scoring:
     """The probabilities of strings as the beginning of one draft.
 
-    `ids` are what the model was fed when the draft began, and `text` what the output was then. `index` is not called in
-    the event loop, as the first call sorts the vocabulary.
+    `ids` are what the model was fed when the draft began, and `text`, for a grammar, what the output was then. `index`
+    is not called in the event loop, as the first call sorts the vocabulary.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Scoring:
         self._index = index
         self._source = source
         self._session = session
-        self._ids, self._text = ids, text
+        self.ids, self._text = ids, text
         self._drawn: dict[Path, Distribution] = {}
         self._distributions: dict[Path, SortedDistribution] = {}
         self._held = 0  # ids of those
@@ -235,7 +235,7 @@ class Scoring:
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
             masks = self._source.masks(self._text, map(self._running.tokenization.letters_of, ordered))
-            answer: ForwardResult = yield ForwardRequest(self._session, self._ids, self._tree.tree, wanted)
+            answer: ForwardResult = yield ForwardRequest(self._session, self.ids, self._tree.tree, wanted)
             seconds += answer.seconds
             began = time.perf_counter()
             distributions = yield from self._source.distributions(self._source.masked(answer.logits, masks))

@@ -12,7 +12,7 @@ import numpy as np
 
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, Request, Send
-from crossdraft.drafter.drafting import BranchShape, Drafting, FinishedBranches, SessionState
+from crossdraft.drafter.drafting import NO_BRANCHES, BranchShape, Drafting, FinishedBranches, SessionState
 from crossdraft.drafter.sampling import DrawSource, OwnTokens, TargetTokens
 from crossdraft.drafter.scoring import Scoring, VocabularyIndex
 from crossdraft.drafter.tree_drafting import TreeDrafting, TreeShape
@@ -178,7 +178,7 @@ class DrafterSession:
         if (columns := service.running.text_columns) is not None:
             columns.follow(context.ids)
         self._give(request.hidden)
-        text = context.letters(0, context.offset)
+        text = context.letters(0, context.offset) if state.source.masking else NOTHING
         scoring = Scoring(service.running, lambda: service.index, state.source, self, context.ids, text)
         if tree is not None:
             return TreeDrafting(state, epoch, tree, self._draws(epoch.number)), scoring
@@ -202,11 +202,11 @@ class DrafterSession:
     def _shape(self, request: Draft) -> BranchShape:
         """No branches where each draw is audited, where they would leave too little text, nor of the target's tokens,
         whose text the drafter re-tokenizes."""
-        asked = BranchShape(request.branch_depth, request.branch_width)
         foreign = self._state.source.whose is Whose.TARGET
-        if self._opening.audited or foreign or not asked.fits(self._state.context.capacity):
-            return BranchShape(0, 0)
-        return asked
+        if not request.branch_depth or self._opening.audited or foreign:
+            return NO_BRANCHES
+        asked = BranchShape(request.branch_depth, request.branch_width)
+        return asked if asked.fits(self._state.context.capacity) else NO_BRANCHES
 
     def _tree(self, request: Draft) -> TreeShape | None:
         """A chain where draft tokens carry rows or belong to a branch, where each draw is audited, or room is short."""

@@ -165,9 +165,9 @@ class TreeDrafting:
     def _finish(self) -> None:
         """The draft and the leaves of the heaviest nodes beside it become the reply."""
         state, draft = self._state, set(self._draft)
-        for node in self._draft[1:]:
-            state.context.append(node.token)
-            self._replies.add(DraftToken(node.token, None, state.source.whose))
+        tokens = [node.token for node in self._draft[1:]]
+        state.context.append(*tokens)
+        self._replies.add(*[DraftToken(token, None, state.source.whose) for token in tokens])
         inner = {node.parent for node in self._others}
         for leaf in self._others:
             if leaf not in inner:

@@ -28,7 +28,14 @@ from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, size_for
 from crossdraft.engine.paths import Paths
-from crossdraft.engine.requests import CachedTokens, ContextOverflowError, ForwardRequest, InputTokens, plan_inputs
+from crossdraft.engine.requests import (
+    NOTHING_CACHED,
+    CachedTokens,
+    ContextOverflowError,
+    ForwardRequest,
+    InputTokens,
+    plan_inputs,
+)
 from crossdraft.engine.runner import Grow, ModelRunner
 from crossdraft.engine.sampler import TopRequest
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
@@ -93,7 +100,7 @@ class Following:
         graphs = engine.runner.graphs
         self._draw = None if graphs is None else graphs.drawing(paths, NextTokens(sizes, extents), forwards)
         if self._draw is not None:
-            paths.take(*self._draw())
+            self._draw()
         else:
             paths.begin()
             tokens = NextTokens([sizes[place] for place in paths.order], [extents[place] for place in paths.order])
@@ -104,7 +111,7 @@ class Following:
         """One more token of each session, by a step with the ones before."""
         self._engine.computed += len(self._entries)
         if self._draw is not None:
-            self._paths.take(*self._draw())
+            self._draw()
         elif self._step is not None:
             self._paths.extend(self._step(self._paths.ids))
 
@@ -220,7 +227,7 @@ class Engine:
             raise ValueError(f"ids must be 0 to {self.vocabulary_size - 1}, got {wrong}")
 
     def remaining(self, request: ForwardRequest) -> int:
-        return len(self.due(request))
+        return len(self._plan(request).tokens)
 
     def due(self, request: ForwardRequest) -> Sequence[int]:
         """The tokens still to be computed for this request, without a prefix that another session has computed."""
@@ -248,8 +255,8 @@ class Engine:
         hidden = self.runner.hidden() if running and any(request.hidden for request in requests) else {}
         for index, (part, plan) in slices.items():
             request, entry = requests[index], admitted[index]
-            self.computed += part.count
-            if part.count == plan.count:
+            self.computed += len(part.tokens)
+            if part is plan:
                 self._manager.record(entry, CachedTokens(request.context, request.tree), plan.move_start)
                 found = logits.get(part)
                 results[index] = torch.zeros(0, self.vocabulary_size, device=self.device) if found is None else found
@@ -356,12 +363,12 @@ class Engine:
         moves: list[dict[int, int]] = [{} for _ in self._cache.pools]  # of each pool, to each slot the one it is from
         for index, entry in admitted.items():
             request = requests[index]
-            plan, tokens = entry.plan(request), request.tokens
-            inputs = plan.first(plan.scheduled(min(tokens, self.chunk) if self._windowed else tokens))
+            plan, limit = entry.plan(request), min(request.tokens, self.chunk) if self._windowed else request.tokens
+            inputs = plan if limit >= len(plan.tokens) else plan.first(plan.scheduled(limit))
             if self._windowed and inputs.tokens:
                 self._manager.make_room(entry, entry.cached, inputs, request.more)
             # A forward that fails leaves the slots in an unknown state: they count as empty until it has returned.
-            entry.cached, entry.planned = CachedTokens(), None
+            entry.cached, entry.planned = NOTHING_CACHED, None
             if plan.moves:
                 for extent, moved in zip(entry.extents, moves, strict=True):
                     to = extent.origin + plan.move_start
@@ -379,4 +386,4 @@ class Engine:
         if known is not None:
             return known.plan(request)
         found = self._manager.cached_prefix(request.context)
-        return plan_inputs(CachedTokens() if found is None else CachedTokens(request.context[: found[1]]), request)
+        return plan_inputs(NOTHING_CACHED if found is None else CachedTokens(request.context[: found[1]]), request)

@@ -6,12 +6,13 @@ so that a later session whose text begins in the same way starts with it (prefix
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import itemgetter
 
 from crossdraft.engine.requests import (
     NO_TREE,
+    NOTHING_CACHED,
     CachedTokens,
     Extent,
     ForwardRequest,
@@ -109,7 +110,7 @@ class CacheEntry:
     """An extent of each pool, and whose keys and values are in them."""
 
     extents: list[Extent]
-    cached: CachedTokens = field(default_factory=CachedTokens)
+    cached: CachedTokens = NOTHING_CACHED
     planned: tuple[ForwardRequest, CachedTokens, InputTokens] | None = None  # the last plan, and what it was made from
 
     def plan(self, request: ForwardRequest) -> InputTokens:
@@ -253,7 +254,7 @@ class KVCacheManager:
 
     def can_allocate(self, request: ForwardRequest) -> bool:
         known = self._live.get(request.session)
-        cached = CachedTokens() if known is None else known.cached
+        cached = NOTHING_CACHED if known is None else known.cached
         for number, pool in enumerate(self.pools):
             count = pool.needed(request, cached)
             if known is not None and known.extents[number].size >= count:
@@ -269,17 +270,15 @@ class KVCacheManager:
         entry = self._begin(request) if known is None else known
         if entry is None:
             return None
-        fits = all(self._fits(entry, number, request) for number in range(len(self.pools)))
+        fits = True
+        for number, pool in enumerate(self.pools):
+            count = pool.needed(request, entry.cached)
+            fits = fits and (entry.extents[number].size >= count or self._grow(entry, number, size_for(count)))
         if fits or known is not None:
             self._live[request.session] = entry
         elif entry.cached.ids:
             self._ended[entry] = None
         return entry if fits else None
-
-    def _fits(self, entry: CacheEntry, number: int, request: ForwardRequest) -> bool:
-        """Whether the entry has slots of a pool for a request, or can get them."""
-        count = self.pools[number].needed(request, entry.cached)
-        return entry.extents[number].size >= count or self._grow(entry, number, size_for(count))
 
     def make_room(self, entry: CacheEntry, cached: CachedTokens, inputs: InputTokens, more: int = 0) -> None:
         """Moves what layers with a window still read to the front of the extent, where the inputs, and `more`, do not
@@ -339,7 +338,7 @@ class KVCacheManager:
             self._ended[found[0]] = self._ended.pop(found[0])  # most recently used: the last to be released
         extents: list[Extent] = []
         for number, pool in enumerate(self.pools):
-            taken = self._find(number, size_for(pool.needed(request, CachedTokens())), None)
+            taken = self._find(number, size_for(pool.needed(request, NOTHING_CACHED)), None)
             if taken is None:
                 for extent, other in zip(extents, self.pools, strict=False):
                     other.allocator.free(extent)
@@ -405,7 +404,7 @@ class KVCacheManager:
         return allocator.allocate(size)
 
     def _release(self, entry: CacheEntry) -> None:
-        entry.cached = CachedTokens()
+        entry.cached = NOTHING_CACHED
         self._prefixes.forget(entry)
         for pool, extent in zip(self.pools, entry.extents, strict=True):
             pool.allocator.free(extent)

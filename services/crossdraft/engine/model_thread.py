@@ -10,7 +10,7 @@ in one copy, for which alone the host waits.
 import asyncio
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -65,11 +65,11 @@ class LoopCalls:
     """Calls that event loops are to make, handed over together: waking a loop costs more than most calls."""
 
     def __init__(self) -> None:
-        self._calls: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
+        self._calls = defaultdict[asyncio.AbstractEventLoop, list[Callable[[], object]]](list)
 
     def put(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         """The loop makes this call after the next `flush`, and after those that were put before."""
-        self._calls.setdefault(loop, []).append(call)
+        self._calls[loop].append(call)
 
     def flush(self) -> None:
         while self._calls:
@@ -79,9 +79,12 @@ class LoopCalls:
 
 
 def _call_all(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], object]]) -> None:
-    """Each by itself: one that raises must not keep others from being made."""
+    """One that raises must not keep others from being made; the loop hears of it as of calls of its own."""
     for call in calls:
-        loop.call_soon(call)
+        try:
+            call()
+        except Exception as error:
+            loop.call_exception_handler({"message": f"{call} has failed", "exception": error})
 
 
 class RunningJob(Generic[T]):
@@ -387,14 +390,8 @@ class ModelThread:
             paths = [job for job, request in asking.items() if self._follows_paths and type(request) is PathRequest]
             growing = self._trees({job: request for job, request in asking.items() if type(request) is TopRequest})
             followed = {*paths, *(job for jobs, _ in growing for job in jobs)}
-            keys: dict[RunningJob[Any], tuple[BatchKey, int]] = {}
-            for job in [job for job in asking if job not in followed]:
-                with Delivering(job):  # a kind without a hash is the fault of whoever asks
-                    keys[job] = BatchKey.of(asking[job])
-            others = [*keys]
-            launches: list[tuple[list[RunningJob[Any]], Launch]] = [
-                ([others[index] for index in members], _launched) for members in batched([*keys.values()])
-            ]
+            launches: list[tuple[list[RunningJob[Any]], Launch]]
+            launches = [(others, _launched) for others in _alike([job for job in asking if job not in followed])]
             if paths:
                 launches.append((paths, self._draw))
             launches += growing
@@ -462,6 +459,19 @@ class ModelThread:
 
 
 Launch = Callable[[Sequence[RunningJob[Any]]], Fetching[Sequence[Any]]]
+
+
+def _alike(jobs: Sequence[RunningJob[Any]]) -> Iterator[list[RunningJob[Any]]]:
+    """Those whose sampler requests run together."""
+    keys: dict[RunningJob[Any], tuple[BatchKey, int]] = {}
+    for job in jobs:
+        try:
+            assert job.sampling is not None
+            keys[job] = BatchKey.of(job.sampling)
+        except BaseException as error:  # a kind without a hash is the fault of whoever asks
+            job.finish(error)
+    others = [*keys]
+    return ([others[index] for index in members] for members in batched([*keys.values()]))
 
 
 def _launched(jobs: Sequence[RunningJob[Any]]) -> Fetching[Sequence[Any]]:

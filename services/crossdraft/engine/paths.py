@@ -174,13 +174,15 @@ class Paths:
     def __init__(self, requests: Sequence[PathRequest]) -> None:
         self.requests, self.rows = requests, joined([request.logits for request in requests])
         self.order = [*range(len(requests))]  # of the paths, in each step
+        self.taken = 0  # steps whose tokens are where `take` has said
         self._alike: list[_AlikePaths] = []
-        self._taken: list[Tensor] = []
+        self._drawn: Sequence[Tensor] = ()
 
     @property
     def tensors(self) -> list[Tensor]:
         """To be fetched, all at once."""
-        return [*self._taken, *(tensor for paths in self._alike for tensor in paths.tensors)]
+        drawn = [each[: self.taken] for each in self._drawn]
+        return [*drawn, *(tensor for paths in self._alike for tensor in paths.tensors)]
 
     def begin(self) -> None:
         """Draws the first token of each, those that are alike together."""
@@ -198,13 +200,13 @@ class Paths:
         self.ids = ids[0] if len(ids) == 1 else torch.cat(ids)
 
     def take(self, ids: Tensor, possible: Tensor) -> None:
-        """In place of `begin` and `extend`: what was drawn in each step so far, as `StandingDraws.draw` has it for one,
+        """In place of `begin` and `extend`: what each step draws will be there, as `StandingDraws.draw` has it for one,
         (steps, n) each."""
-        self._taken = [ids, possible]
+        self._drawn = ids, possible
 
     def found(self, arrays: Fetched) -> list[list[Draw]]:
         """What was drawn on each path, of what was fetched; raises ValueError: logits are not finite."""
-        if self._taken:
+        if self._drawn:
             ids, possible = arrays
             if not possible.all():
                 raise ValueError(NOT_FINITE)

@@ -49,7 +49,8 @@ class ForwardRequest:
 
     def grown(self, tokens: Sequence[int]) -> TokenTree:
         """The tree with them, at least one."""
-        tree, parent, first = self.tree, self.rows()[-1] - 1, len(self.tree.tokens)
+        tree, first = self.tree, len(self.tree.tokens)
+        parent = (first if self.wanted is None else self.wanted[-1]) - 1
         return TokenTree((*tree.tokens, *tokens), (*tree.parents, parent, *range(first, first + len(tokens) - 1)))
 
     def check(self, max_length: int) -> None:
@@ -77,6 +78,9 @@ class CachedTokens:
     ids: tuple[int, ...] = ()
     tree: TokenTree = NO_TREE
     least: int = 0  # ids that a text shares with these, or none of them is of use: layers with a window lack the first
+
+
+NOTHING_CACHED = CachedTokens()
 
 
 @dataclass(frozen=True, order=True)

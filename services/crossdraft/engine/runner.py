@@ -46,9 +46,7 @@ STEPS = 32  # of a draft that are made without the host
 LOGITS = 8  # of the free memory the logits of the largest forward may take one part in so many
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
 Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
-# Each call makes one more step: ids after all steps so far, and whether they were possible, (steps, n) each, as in
-# `StandingDraws.draw`.
-Draw = Callable[[], tuple[Tensor, Tensor]]
+Draw = Callable[[], None]  # each call makes one more step of some paths
 Grow = Callable[[], Tensor]  # each call makes one more level of some trees: what `rows_of` reads, of all so far
 GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
 
@@ -135,22 +133,23 @@ class DrawingSteps:
     def begun(self, paths: Paths, tables: Tensor | None) -> Draw:
         """The steps of some paths; of the forwards that may follow the first, the numbers, int64 (forwards, rows,
         size)."""
-        memory, count, steps = self._memory, len(paths.requests), itertools.count(1)
+        memory, count = self._memory, len(paths.requests)
         if tables is not None:
             memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
         memory.counter.zero_()
         self._logits[:count].copy_(paths.rows)
         self._draws.begin([request.options for request in paths.requests], [request.at for request in paths.requests])
 
-        def next_ids() -> tuple[Tensor, Tensor]:
-            step = next(steps)
-            if step > 1:
+        paths.take(memory.drawn[:, :count], memory.possible[:, :count])
+
+        def step() -> None:
+            if paths.taken:
                 self._forward()
             assert self.replay is not None
             self.replay()
-            return memory.drawn[:step, :count], memory.possible[:step, :count]
+            paths.taken += 1
 
-        return next_ids
+        return step
 
 
 class GraphRunner:

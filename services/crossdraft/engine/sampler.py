@@ -68,7 +68,7 @@ TOGETHER = 1 << 24  # that other devices compute together: some hundred MiB in f
 # Draws.
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Draws:
     """Draws of a session: with a key the same draw for the same offset, always; without one a fresh draw each time."""
 
@@ -81,7 +81,7 @@ class Draws:
         if self.key is not None:
             return self.key, offset
         assert self.generator is not None
-        return NoiseKey(int(self.generator.integers(1 << 64, dtype=np.uint64))), offset
+        return NoiseKey(self.generator.bit_generator.random_raw()), offset
 
 
 class Moments(NamedTuple):

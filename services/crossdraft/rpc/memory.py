@@ -46,7 +46,7 @@ class MemoryFrame(bytes):
 
 
 def _has_rows(message: Any) -> bool:
-    return isinstance(message, PassDone) and any(isinstance(node, Row) for node in message.nodes[:1])
+    return isinstance(message, PassDone) and isinstance(message.nodes[0] if message.nodes else None, Row)
 
 
 def _rounded(message: Any, rows: Iterator[Row]) -> Any:

@@ -34,6 +34,7 @@ from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import (
     MAX_RUN,
     MAX_SCORED,
@@ -118,7 +119,7 @@ class TargetService:
         await asyncio.to_thread(self.running.close)
 
 
-@dataclass(frozen=True, eq=False)
+@quick_dataclass(frozen=True, eq=False)
 class Found:
     """What a forward and its sampling brought."""
 
