@@ -233,9 +233,12 @@ def autoregressive_distribution(target: ToyTarget, stops: frozenset[int], length
     return finished | open_paths
 
 
+SAMPLING = SamplingOptions()
+
+
 def open_drafter(prompt: Letters, allowed: Ids | None) -> OpenDrafter:
     """The opening of a toy drafter."""
-    return OpenDrafter(prompt, SamplingOptions(), None, 64, allowed)
+    return OpenDrafter(prompt, SAMPLING, None, 64, allowed)
 
 
 @dataclass
