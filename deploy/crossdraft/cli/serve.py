@@ -339,7 +339,8 @@ def _checked_model(options: ModelChoice) -> str:
     with faults_of_models():
         check_name(name)
     _check_template(options.chat_template)
-    if options.pace is not None or getattr(options, "logit_noise", 0.0):
+    pace, noise = _emulated(options)
+    if pace is not None or noise:
         with checked_options():
             check_laboratory(EMULATION)
     return name
@@ -355,9 +356,13 @@ def _check_template(path: Path | None) -> None:
         raise UsageError(f"cannot read --chat-template {path}: {why}") from error
 
 
+def _emulated(given: EngineOptions) -> tuple[str | None, float]:
+    return getattr(given, "pace", None), getattr(given, "logit_noise", 0.0)
+
+
 def _emulation(given: EngineOptions) -> "Emulation | None":
     """What --pace and --logit-noise say; raises ValueError."""
-    pace, noise = getattr(given, "pace", None), getattr(given, "logit_noise", 0.0)
+    pace, noise = _emulated(given)
     if pace is None and not noise:
         return None
     emulation: Emulation = laboratory("emulation.steps", EMULATION).Emulation.parsed(pace, noise)
