@@ -339,8 +339,7 @@ def _checked_model(options: ModelChoice) -> str:
     with faults_of_models():
         check_name(name)
     _check_template(options.chat_template)
-    pace, noise = _emulated(options)
-    if pace is not None or noise:
+    if any(_emulated(options)):
         with checked_options():
             check_laboratory(EMULATION)
     return name
