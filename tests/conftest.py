@@ -1,9 +1,10 @@
 """What all tests share: no network, one thread for each model, hypothesis without deadlines."""
 
 import asyncio
+import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 
 import pytest
 import uvloop
@@ -84,6 +85,17 @@ class Grouped(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped:
     """However tests are to be distributed."""
     return Grouped(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is made meanwhile stays: to look through all of it again and again takes as long as to make it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -67,6 +67,14 @@ class LateSample(Sample):
         return object.__getattribute__(self, name)
 
 
+@lru_cache(maxsize=2**14)
+def _cut_row(distribution: bytes, head: int, listed: tuple[int, ...]) -> Row:
+    """A target's row: so many ids with the largest probabilities, and those that are listed."""
+    values = np.frombuffer(distribution)
+    ids = np.array(sorted({*np.argsort(-values, kind="stable")[:head].tolist(), *listed}), dtype=np.int64)
+    return Row(ids, values[ids], 0.0 if len(ids) == len(values) else 1.0 - float(values[ids].sum()))
+
+
 @dataclass
 class ToyTarget:
     """A target whose distribution depends on all ids since the prompt; answers like the service."""
@@ -117,12 +125,8 @@ class ToyTarget:
         return RowFetched(wanted.number, wanted.node, self._row(self._latest[wanted.node], listed))
 
     def _row(self, path: tuple[int, ...], listed: Ids) -> Row:
-        distribution = self.distribution(path)
-        wanted = {*np.argsort(-distribution, kind="stable")[: self.head].tolist(), *listed.tolist()}
-        ids = np.array(sorted(wanted), dtype=np.int64)
-        if len(ids) == self.size:
-            return Row(ids, distribution[ids])
-        return Row(ids, distribution[ids], 1.0 - float(distribution[ids].sum()))
+        distribution = np.asarray(self.distribution(path), dtype=np.float64)
+        return _cut_row(distribution.tobytes(), self.head, tuple(listed.tolist()))
 
     def _sample(self, path: tuple[int, ...]) -> Sample:
         """The same draw whenever the same path is asked for; drawn when it is looked at, to enumerate no more."""
@@ -233,9 +237,12 @@ def autoregressive_distribution(target: ToyTarget, stops: frozenset[int], length
     return finished | open_paths
 
 
+SAMPLING = SamplingOptions()
+
+
 def open_drafter(prompt: Letters, allowed: Ids | None) -> OpenDrafter:
     """The opening of a toy drafter."""
-    return OpenDrafter(prompt, SamplingOptions(), None, 64, allowed)
+    return OpenDrafter(prompt, SAMPLING, None, 64, allowed)
 
 
 @dataclass

@@ -43,6 +43,12 @@ class Outcome:
 Cli = Callable[..., Outcome]
 
 
+@pytest.fixture(autouse=True)
+def one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command runs here would leave torch as many threads as there are cores, in all tests of this process."""
+    monkeypatch.setattr("crossdraft.cli.serve.threads_each", lambda _: 1)
+
+
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs the command in this process."""

@@ -41,17 +41,28 @@ print(ended("--help", "--version", "loadtest --help", "serve drafter --help"), f
 print(*[name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
 servers = ("target --model x", "drafter --model x", "http --target-model bundled:target")
 print(ended(*(f"serve {{server}} --port {{sys.argv[1]}}" for server in servers)), file=sys.stderr)
+wrong = ("target --model ./nowhere", "drafter --model bundled:nothing", "target --model x --chat-template /nowhere")
+print(ended(*(f"serve {{server}} --port 0" for server in wrong)), file=sys.stderr)
 print(*[name for name in ("torch", "fastapi") if name in sys.modules], file=sys.stderr)
 """
 
 
-def test_what_runs_no_model_imports_none_and_a_port_that_is_taken_is_said_before_anything_heavy_is_imported() -> None:
+def test_what_runs_no_model_imports_none_and_what_is_wrong_is_said_before_anything_heavy_is_imported() -> None:
+    """A port that is taken, a model or a template that is not there."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = subprocess.run([sys.executable, "-c", PROGRAM, port], capture_output=True, text=True, check=True)
-    first, second, *said, last, none = done.stderr.split("\n")[:-1]
-    assert (first, second, last, none) == ("[0, 0, 0, 0]", "", "[1, 1, 1]", "")
-    assert [line.partition(": Add")[0] for line in said] == [f"crossdraft: cannot listen on 127.0.0.1:{port}"] * 3
+    first, second, *said, none = done.stderr.split("\n")[:-1]
+    assert (first, second, none) == ("[0, 0, 0, 0]", "", "")
+    begins = [
+        *3 * [f"crossdraft: cannot listen on 127.0.0.1:{port}"],
+        "[1, 1, 1]",
+        "crossdraft: there is no folder ./nowhere",
+        "crossdraft: there is no bundled model 'bundled:nothing'",
+        "crossdraft: cannot read --chat-template /nowhere",
+        "[1, 1, 2]",
+    ]
+    assert [line[: len(begin)] for line, begin in zip(said, begins, strict=True)] == begins
 
 
 # The laboratory's root is a folder on the path in a checkout; a wheel does not have it.

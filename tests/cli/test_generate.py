@@ -142,17 +142,21 @@ def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
 
 def test_ctrl_c_ends_a_command_that_loads_models_at_once(tmp_path: Path) -> None:
     """A load that never ends: a template from a pipe that nobody writes to."""
-    template = tmp_path / "template"
-    os.mkfifo(template)
-    models = ("--target-model", "bundled:target", "--chat-template", str(template))
+    started = []
     for command in (("generate", "x"), ("serve", "http", "--port", "0"), ("serve", "target")):
-        own = models if command[1] != "target" else ("--model", *models[1:])
+        template = tmp_path / str(len(started))
+        os.mkfifo(template)
+        model = "--target-model" if command[1] != "target" else "--model"
+        own = (model, "bundled:target", "--chat-template", str(template))
         shell = ["env", "--default-signal=INT", *COMMAND, *command, *own]  # a shell in the background ignores it
-        process = subprocess.Popen(shell, stderr=subprocess.PIPE, text=True)
+        started.append((template, subprocess.Popen(shell, stderr=subprocess.PIPE, text=True)))
+    ended = []
+    for template, process in started:
         with template.open("w"):  # returns when it is read
             process.send_signal(signal.SIGINT)
             _, said = process.communicate()
-        assert (process.returncode, "Traceback" in said) == (-signal.SIGINT, False)
+        ended.append((process.returncode, "Traceback" in said))
+    assert ended == 3 * [(-signal.SIGINT, False)]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Draft, OpenDrafter, SamplingOptions
 from tests.cli.conftest import Cli, serving
 from tests.rpc.sessions import DrafterClient
+from tests.services.conftest import save
+from tests.text.kinds import kind
 
 GREEDY = ["once upon", "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--json"]
 
@@ -386,39 +388,56 @@ def test_a_pair_by_one_command(cli, one, asked, target_folder):
     assert metric(ready, "crossdraft_service_bytes_total", "target") > 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_second_signal_ends_what_the_first_one_lets_go_on(target_folder: Path, workers: int) -> None:
-    own = ("--target-model", target_folder, "--cache-mib", 64, "--threads", 1, "--workers", workers)
-    with serving("http", "--port", 0, *own, "--grace-seconds", 3000, "--log-level", "error") as (server, ready):
-        url = f"http://{ready['address']}/v1"
-        with openai.OpenAI(base_url=url, api_key="none", timeout=300, max_retries=0) as client:
-            settings: Any = {"model": str(target_folder), "prompt": PROMPT, "max_tokens": 4000}
-            stream = client.completions.create(**settings, extra_body={"ignore_eos": True}, stream=True)
-            next(stream)
-            for number in (signal.SIGINT, signal.SIGTERM):  # the second one comes where the test ends the server
-                server.send_signal(number)
-                with suppress(OSError):
-                    while number == signal.SIGINT:  # until nobody listens: the signal has been taken
-                        socket.create_connection(ready["address"].split(":")).close()
-            with pytest.raises(openai.APIError, match="the server ends"):
-                list(stream)
+@contextmanager
+def own_models(target: Path, *options: object, workers: int = 1) -> Iterator[tuple["subprocess.Popen[str]", Any]]:
+    """An API with its own models, which lets outputs go on for very long when it is told to end, and its ready line."""
+    own = ("--target-model", target, "--cache-mib", 64, "--threads", 1, "--workers", workers, *options)
+    with serving("http", "--port", 0, *own, "--grace-seconds", 3000, "--log-level", "error") as started:
+        yield started
 
 
-def test_the_models_are_beside_several_workers(one, asked, target_folder, drafter_folder):
-    """One that is killed takes no model with it."""
-    settings = {"model": str(target_folder), "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+@pytest.fixture(scope="module")
+def long_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, whose outputs may be longer than a test."""
+    return save(tmp_path_factory.mktemp("long"), kind("gpt2"), 4096)
+
+
+def ended_by_a_second_signal(server: "subprocess.Popen[str]", ready: dict[str, Any]) -> None:
+    """Whatever the first one lets go on."""
+    with openai.OpenAI(base_url=f"http://{ready['address']}/v1", api_key="none", timeout=300, max_retries=0) as client:
+        settings: Any = {"model": ready["model"], "prompt": PROMPT, "max_tokens": 4000}
+        stream = client.completions.create(**settings, extra_body={"ignore_eos": True}, stream=True)
+        next(stream)
+        for number in (signal.SIGINT, signal.SIGTERM):  # the second one comes where the test ends the server
+            server.send_signal(number)
+            with suppress(OSError):
+                while number == signal.SIGINT:  # until nobody listens: the signal has been taken
+                    socket.create_connection(ready["address"].split(":")).close()
+        with pytest.raises(openai.APIError, match="the server ends"):
+            list(stream)
+
+
+def test_a_second_signal_ends_what_the_first_one_lets_go_on(long_target: Path) -> None:
+    with own_models(long_target) as started:
+        ended_by_a_second_signal(*started)
+
+
+def test_the_models_are_beside_several_workers(one, asked, long_target, drafter_folder):
+    """One that is killed takes no model with it, and a second signal ends all."""
+    settings: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
     body = {"ignore_eos": True, "speculative": {"overlap": "off", "k": 3}}
-    expected = asked.completions.create(**settings, extra_body=body).choices[0].text
-    own = ("--target-model", target_folder, "--drafter-model", drafter_folder, "--cache-mib", 64, "--threads", 1)
-    with serving("http", "--port", 0, *own, "--grpc-port", 0, "--workers", 2, "--log-level", "error") as (_, ready):
+    expected = asked.completions.create(model=one[1]["model"], **settings, extra_body=body).choices[0].text
+    own = ("--drafter-model", drafter_folder, "--grpc-port", 0)
+    with own_models(long_target, *own, workers=2) as (server, ready):
         for pid in ready["workers"]:
             for _ in range(4):
                 with openai.OpenAI(base_url=f"http://{ready['address']}/v1", api_key="none", timeout=300) as client:
-                    done = client.completions.create(**settings, extra_body=body)
+                    done = client.completions.create(model=ready["model"], **settings, extra_body=body)
                 assert done.choices[0].text == expected
             if pid == ready["workers"][0]:
                 os.kill(pid, signal.SIGKILL)
         assert "crossdraft_service_draft_tokens_total" in httpx.get(f"http://{ready['drafter_metrics']}/metrics").text
+        ended_by_a_second_signal(server, ready)
 
 
 def test_one_process_that_is_told_to_end_lets_its_outputs_end(one, asked):

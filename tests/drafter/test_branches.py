@@ -31,7 +31,7 @@ from tests.drafter.streaming import Epoch, gated
 from tests.engine.taped import by_marks, taped, waits
 from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient, ServiceSession
-from tests.services.conftest import direct, running, save, standing
+from tests.services.conftest import direct, loaded, running, save, standing
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox")
@@ -434,9 +434,8 @@ async def test_logits_that_are_not_finite_end_the_drafters_session(drafter, draf
             await Epoch(1).hear(session)
 
 
-@pytest.fixture
-def captured_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningModel]:
-    """A model whose forwards read numbers, and are captured, as on a GPU; so are levels of trees.
+def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Forwards read numbers, and are captured; so are levels of trees.
 
     In what is captured nothing waits for the device, and no number comes from the host.
     """
@@ -446,14 +445,30 @@ def captured_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runnin
             super().__init__(*given)
             self._on_host = False
 
-    monkeypatch.setattr(served_model, "Clocks", OnDevice)
-    monkeypatch.setattr(runner, "capture_for", lambda _: taped)
-    monkeypatch.setattr(distributions, "NUCLEUS", 1 << 20)
-    monkeypatch.setattr(attention, "_by_kernel", by_marks)
-    monkeypatch.setattr(runner, "SIZES", (1, 4, 8, 16, 32, 64))
+    patch.setattr(served_model, "Clocks", OnDevice)
+    patch.setattr(runner, "capture_for", lambda _: taped)
+    patch.setattr(distributions, "NUCLEUS", 1 << 20)
+    patch.setattr(attention, "_by_kernel", by_marks)
+    patch.setattr(runner, "SIZES", (1, 4, 8, 16, 32, 64))
     made = partial(Engine, graphs=True)
-    monkeypatch.setattr(served_model, "engine_of", lambda model, length, budget, **options: made(model, length, budget))
-    yield from running(save(tmp_path, kind("llama2"), 256), Side.DRAFTER)
+    patch.setattr(served_model, "engine_of", lambda model, length, budget, **options: made(model, length, budget))
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningModel]:
+    """To capture all takes as long as some tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        as_on_a_gpu(patch)
+        folder = save(tmp_path_factory.mktemp("captured"), kind("llama2"), 256)
+        model = RunningModel.of(loaded(folder), Side.DRAFTER, 1)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def captured_model(captured: RunningModel, monkeypatch: pytest.MonkeyPatch) -> RunningModel:
+    as_on_a_gpu(monkeypatch)
+    return captured
 
 
 async def together(model: RunningModel, openings: Sequence[OpenDrafter], *drafts: Draft) -> list[Drafted]:
@@ -500,8 +515,8 @@ async def test_trees_that_grow_without_the_host_are_the_same(captured_model, nam
     answers = thread.answers
     found = await together(captured_model, openings, *drafts)
     assert thread.answers - answers == 2 * len(TEXTS)  # the prompt, and one forward of each tree
-    graphs._growing.clear()
-    expected = await together(captured_model, openings, *drafts)
+    with patch.dict(graphs._growing, clear=True):
+        expected = await together(captured_model, openings, *drafts)
     assert list(map(sent, found)) == list(map(sent, expected))
     assert sum(len(one.branches) for one in found) > 0
 
@@ -511,12 +526,12 @@ async def test_a_tree_waits_for_the_device_once(captured_model, nodes, monkeypat
     """And the model's own code runs at start only, whatever the settings are."""
     depth, thread = {16: 5, 32: 8}[nodes], captured_model.thread
     openings = [opened(name, text) for name, text in zip(SETTINGS, TEXTS, strict=False)]
-    drafts = [Draft(2, 0, NOTHING, depth, tree_nodes=nodes)] * len(openings)
+    drafts, steps = [Draft(2, 0, NOTHING, depth, tree_nodes=nodes)] * len(openings), thread.steps
     with waits(monkeypatch) as calls, patch.object(thread.engine.runner, "_call", Mock(side_effect=AssertionError)):
         await together(captured_model, openings, *drafts)
     # Of the prompts, and of all trees; those that are drawn alike grow in one batch.
     assert calls == ["cpu"] * (len(openings) + 1)
-    assert thread.steps == len(openings) + 1 + 3 * (depth - 1)
+    assert thread.steps - steps == len(openings) + 1 + 3 * (depth - 1)
 
 
 @pytest.mark.parametrize("levels", range(1, 5))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from crossdraft.engine import attention, distributions
 from crossdraft.engine.attention import Group, Marks, Scores, Strided
@@ -72,10 +72,15 @@ class Tape(NeverWaiting):
     def replay(self) -> None:
         """Does it again: tensors that were there before are the same, those made on the way are made anew."""
         anew: dict[int, Tensor] = {}
+
+        def now(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return anew.get(id(value), value)
+            return [*map(now, value)] if isinstance(value, list | tuple) else value
+
         for func, args, kwargs, made in self.steps:
-            args, kwargs = tree_map_only(Tensor, lambda known: anew.get(id(known), known), (args, kwargs))
-            again = tree_leaves(func(*args, **kwargs))
-            anew.update({id(old): new for old, new in zip(made, again, strict=True) if isinstance(old, Tensor)})
+            again = func(*map(now, args), **{name: now(value) for name, value in kwargs.items()})
+            anew.update({id(old): new for old, new in zip(made, tree_leaves(again), strict=True)})
 
 
 def taped(run: Callable[[], None]) -> Callable[[], None]:

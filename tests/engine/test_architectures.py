@@ -33,7 +33,8 @@ MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_at
 ON = {"use_sliding_window": True, **MIXED}
 # What differs from a configuration with small sizes: windows that are off in it, and numbers that show in short texts.
 CHANGES: list[tuple[str, dict[str, object]]] = [
-    ("mistral gemma3_text gpt_oss deepseek_v2 deepseek_v3 stablelm", {}),
+    ("mistral gemma3_text deepseek_v2 deepseek_v3 stablelm", {}),
+    ("gpt_oss", {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}),
     ("nemotron", {"num_hidden_layers": 2}),
     ("mixtral phi3 starcoder2", {"sliding_window": WINDOW}),
     ("ministral cohere2 exaone4 olmo3", MIXED),

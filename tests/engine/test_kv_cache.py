@@ -3,8 +3,8 @@ session loses its own.
 """
 
 import math
+import os
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -35,7 +35,6 @@ from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.types.trees import TokenTree
 from tests.engine.tiny import examples
-from tests.test_layout import REPOSITORY
 
 SIZES = st.integers(0, 4).map(lambda power: UNIT << power)
 
@@ -283,36 +282,29 @@ def test_an_extent_grows_where_it_lies_or_moves_even_over_itself() -> None:
 
 
 SHAPES = [LayerShape(4, 16, 16)] * 4
-TAKEN = """
-import os, torch
-from crossdraft.engine.kv_cache import MIB, KVCache, LayerShape
-shapes = [LayerShape(1, 64, 64)]
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
-begin = resident()
-cache = KVCache(shapes, [32 * MIB // KVCache.slot_bytes(shapes, torch.float32)], torch.float32, torch.device("cpu"))
-print(resident() - begin)
-cache.populate(16)
-print(resident() - begin)
-cache.populate()
-print(resident() - begin)
-print(any(tensor.any() for tensor in (*cache.keys, *cache.values)))
-"""
 
 
 def new(slots: int) -> KVCache:
     return KVCache(SHAPES, [slots], torch.float32, torch.device("cpu"))
 
 
+def resident() -> float:
+    """MiB of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process holds is read from /proc")
 def test_memory_is_taken_before_it_is_needed_where_that_is_asked_for() -> None:
-    # In a process of its own: one that has freed memory before may be given that again, and so not grow.
-    command = [sys.executable, "-c", TAKEN]
-    printed = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.split()
-    assert float(printed[0]) < 8
-    assert 12 < float(printed[1]) < 24
-    assert float(printed[2]) > 28
-    assert printed[3] == "False"
+    """So large a block is always new: it is none that this process has freed."""
+    shapes, begin = [LayerShape(1, 64, 64)], resident()
+    slots = 96 * MIB // KVCache.slot_bytes(shapes, torch.float32)
+    cache = KVCache(shapes, [slots], torch.float32, torch.device("cpu"))
+    assert resident() - begin < 24
+    cache.populate(48)
+    assert 36 < resident() - begin < 72
+    cache.populate()
+    assert resident() - begin > 84
+    assert not any(tensor.any() for tensor in (*cache.keys, *cache.values))
 
 
 def test_more_memory_than_there_is_is_refused_before_it_is_taken() -> None:

@@ -4,18 +4,17 @@ A schedule knows how many steps have been made, nothing else: neither what was d
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import count
 
 from crossdraft.session.events import Timer
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice, Observation
-from crossdraft.types.messages import NoiseKey, OpenTarget, SamplingOptions
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from tests.clock import Stage
-from tests.ports import assignment
+from tests.ports import OPEN_TARGET, assignment
 from tests.tables import ToyDrafter, ToyTarget
 from tests.verification.toys import Toy, drafter_of
 from tests.vocabularies import pair_of
@@ -157,7 +156,7 @@ class Overlapped:
             self.method,
             pair=pair,
             chooser=chooser,
-            open_target=OpenTarget((0,), SamplingOptions(), NoiseKey(0), min(self.head, 64)),
+            open_target=replace(OPEN_TARGET, prompt=(0,), head=min(self.head, 64)),
             controller=InTurn(self.choices, unwanted=self.unwanted).fresh(),
             max_tokens=self.length,
             targets=self.targets,

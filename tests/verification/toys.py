@@ -1,7 +1,7 @@
 """Pairs of small vocabularies that have been trouble, and whole sessions over them."""
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,14 @@ from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import Method
 from tests.clock import run_session
 from tests.ports import assignment
-from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, autoregressive_distribution
+from tests.tables import (
+    RedistributingDrafter,
+    ToyDrafter,
+    ToyTarget,
+    autoregressive_distribution,
+    pseudo_distribution,
+    tempered,
+)
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
 from tests.vocabularies import pair_of
 
@@ -77,6 +84,15 @@ ALIKE = (
 )
 
 
+@lru_cache(maxsize=2**14)
+def with_options(options: SamplingOptions, target: tuple[str, int, float], path: tuple[int, ...]) -> np.ndarray:
+    """The distribution of a toy target (its salt, size and temperature), processed as the engine does."""
+    salt, size, temperature = target
+    logits = torch.from_numpy(np.log(tempered(pseudo_distribution(salt, path, size), temperature)))[None]
+    processor = LogitsProcessor(options, logits.shape[-1], logits.device)
+    return distributions([Nodes(logits, processor, History(path, ((),)))])[0].numpy()
+
+
 @dataclass
 class OptionedTarget(ToyTarget):
     """A toy target with penalties and bans, which the engine applies by the tokens before each row."""
@@ -84,9 +100,7 @@ class OptionedTarget(ToyTarget):
     options: SamplingOptions = field(default_factory=SamplingOptions)
 
     def distribution(self, path: tuple[int, ...]) -> np.ndarray:
-        logits = torch.from_numpy(np.log(super().distribution(path)))[None]
-        processor = LogitsProcessor(self.options, logits.shape[-1], logits.device)
-        return distributions([Nodes(logits, processor, History(path, ((),)))])[0].numpy()
+        return with_options(self.options, (self.salt, self.size, self.temperature), path)
 
 
 class Enumerable(Protocol):

@@ -17,7 +17,7 @@ All tests of an audit together give a false alarm with at most the wanted probab
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import copysign, exp, log, sqrt
 from typing import Self
 
@@ -134,12 +134,15 @@ class Scores:
     total: float  # of the drawn tokens
 
     @classmethod
-    def of(cls, draws: Sequence[Draw]) -> Self:
-        """Args: draws: one at least."""
+    def of(cls, draws: Sequence[Draw], listed: bool = False) -> Self:
+        """Args: draws: one at least. listed: all of them are, and the laws are those of tokens that are."""
         laws = np.zeros((len(draws), max(len(draw.probabilities) for draw in draws)))
         for draw, law in zip(draws, laws, strict=True):
             law[: len(draw.probabilities)] = draw.probabilities
         places, others = np.arange(len(draws)), [len(draw.listed) for draw in draws]
+        if listed:
+            laws[places, others] = 0.0
+            laws /= laws.sum(axis=1, keepdims=True)
         values = np.log(np.maximum(laws, TINY))
         behind = np.arange(laws.shape[1]) >= np.array(others)[:, None]
         values[places, others] = np.where(behind, 0.0, values).min(axis=1)
@@ -201,12 +204,8 @@ def likeliest_error(draws: Sequence[Draw]) -> tuple[float, float] | None:
 
     By the draws that are listed, so that it holds whatever the others are.
     """
-    listed = []
-    for draw in draws:
-        if draw.cell < len(draw.listed):
-            among = np.append(draw.probabilities[:-1], 0.0)
-            listed.append(replace(draw, probabilities=among / among.sum()))
-    scores = Scores.of(listed) if listed else None
+    listed = [draw for draw in draws if draw.cell < len(draw.listed)]
+    scores = Scores.of(listed, listed=True) if listed else None
     t = scores.tilt() if scores is not None else None
     if scores is None or t is None or t <= -1:
         return None

@@ -37,6 +37,7 @@ from crossdraft.config.commands import NO_DRAFTER
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import (
+    ModelChoice,
     ServedDrafter,
     ServedNgram,
     ServedTarget,
@@ -45,7 +46,7 @@ from crossdraft.config.service import (
     SessionOptions,
     TlsOptions,
 )
-from crossdraft.engine.names import WrongOptionError, laboratory, source_of
+from crossdraft.engine.names import WrongOptionError, check_laboratory, check_name, laboratory
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.metrics import Exporter
@@ -68,23 +69,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Files = TypeVar("Files", TlsFiles, FrontFiles)
+EMULATION = "--pace or --logit-noise"  # what emulates other models
 NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses while options are checked
 
 
 def serve_target(options: ServedTarget) -> None:
     check_ports(options, options.host)
+    name = _checked_model(options)
     from crossdraft.target.service import ServeTarget, target_server
 
-    served = ServeTarget(_model_options(only_model(options.model), options, options), _listening(options))
+    served = ServeTarget(_model_options(name, options, options), _listening(options))
     _run(lambda: _serve(lambda: target_server(served)), options)
 
 
 def serve_drafter(options: ServedDrafter) -> None:
     check_ports(options, options.host)
+    name = _checked_model(options)
     from crossdraft.drafter.service import ServeDrafter, drafter_server
 
-    model = _model_options(only_model(options.model), options, options)
-    served = ServeDrafter(model, _listening(options), options.affinity)
+    served = ServeDrafter(_model_options(name, options, options), _listening(options), options.affinity)
     _run(lambda: _serve(lambda: drafter_server(served)), options)
 
 
@@ -203,7 +206,7 @@ async def own_services(own: OwnModels, place: Listening, for_workers: bool = Fal
         ]
     check_ports(own, place.host)
     for model in named:
-        source_of(model)  # a name that is wrong is said before torch is imported
+        check_name(model)  # what is wrong with it is said before torch is imported
     async with AsyncExitStack() as stack:
         with ending_at_once():
             servers = await _started(replace(own, threads=own.threads or threads_each(len(named))), places, stack)
@@ -212,6 +215,7 @@ async def own_services(own: OwnModels, place: Listening, for_workers: bool = Fal
 
 async def _started(own: OwnModels, places: Sequence[Listening], stack: AsyncExitStack) -> "Servers":
     """Loads the models, and serves them until the stack is left."""
+    _check_template(own.chat_template)
     from crossdraft.drafter.service import ServeDrafter
     from crossdraft.serving.models import serving
     from crossdraft.target.service import ServeTarget
@@ -325,13 +329,24 @@ def _files(kind: type[Files], options: object, *names: str) -> Files | None:
 def _model_options(name: str, given: EngineOptions, sessions: SessionOptions) -> "ModelOptions":
     from crossdraft.engine.served_model import ModelOptions
 
-    _check_template(getattr(given, "chat_template", None))
     with checked_options():
         return replace(ModelOptions.of(name, given, sessions.max_sessions), emulation=_emulation(given))
 
 
+def _checked_model(options: ModelChoice) -> str:
+    """The name of the model. What is wrong with it or what is named beside it is said before torch is imported."""
+    name = only_model(options.model)
+    with faults_of_models():
+        check_name(name)
+    _check_template(options.chat_template)
+    if any(_emulated(options)):
+        with checked_options():
+            check_laboratory(EMULATION)
+    return name
+
+
 def _check_template(path: Path | None) -> None:
-    """Before a model is loaded; raises UsageError if it cannot be read."""
+    """Raises UsageError if it cannot be read."""
     try:
         if path is not None:
             path.read_text(encoding="utf-8")
@@ -340,12 +355,16 @@ def _check_template(path: Path | None) -> None:
         raise UsageError(f"cannot read --chat-template {path}: {why}") from error
 
 
+def _emulated(given: EngineOptions) -> tuple[str | None, float]:
+    return getattr(given, "pace", None), getattr(given, "logit_noise", 0.0)
+
+
 def _emulation(given: EngineOptions) -> "Emulation | None":
     """What --pace and --logit-noise say; raises ValueError."""
-    pace, noise = getattr(given, "pace", None), getattr(given, "logit_noise", 0.0)
+    pace, noise = _emulated(given)
     if pace is None and not noise:
         return None
-    emulation: Emulation = laboratory("emulation.steps", "--pace or --logit-noise").Emulation.parsed(pace, noise)
+    emulation: Emulation = laboratory("emulation.steps", EMULATION).Emulation.parsed(pace, noise)
     return emulation
 
 

@@ -25,17 +25,22 @@ class NumberOutOfRangeError(WrongOptionError):
     """A number that was asked for does not fit this model or machine."""
 
 
-def laboratory(module: str, what: str) -> Any:
-    """A module of the laboratory, which the product does not import: wheels have none. `what` is the one who needs it.
-
-    Raises:
-        ModelLoadError: it is not installed.
-    """
+def check_laboratory(what: str) -> None:
+    """Raises ModelLoadError if the laboratory, which `what` needs, is not installed: wheels have none."""
     if find_spec(LABORATORY) is None:
         raise ModelLoadError(
             f"{what} is of the laboratory, which is not installed: it is in a checkout of crossdraft, after "
             "pip install -c constraints.txt -e '.[serve]' there"
         )
+
+
+def laboratory(module: str, what: str) -> Any:
+    """A module of the laboratory, which the product does not import. `what` is the one who needs it.
+
+    Raises:
+        ModelLoadError: it is not installed.
+    """
+    check_laboratory(what)
     return import_module(f"{LABORATORY}.{module}")
 
 
@@ -46,6 +51,14 @@ def larger_of(name: str) -> Any:
         ModelLoadError: there is no such shape, or no laboratory.
     """
     return laboratory("models", name).Larger.of(name) if name.startswith(INFLATED_PREFIX) else None
+
+
+def check_name(name: str) -> None:
+    """Raises ModelLoadError as far as a name says it: there is no such bundled model or folder, or no laboratory, which
+    makes models of this kind."""
+    if name.startswith((INFLATED_PREFIX, RANDOM_PREFIX)):
+        check_laboratory(name)
+    source_of(name)
 
 
 def source_of(name: str) -> str:
