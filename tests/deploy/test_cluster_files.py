@@ -18,8 +18,8 @@ import yaml
 from crossdraft.cluster.capacity import Amounts, needs_of, placed
 from crossdraft.cluster.config import load, parse, processes_of
 from crossdraft.config.cluster import Configuration
-from crossdraft.lab.loadtest.figures import LoadRun
-from tests.lab.loadtest.values import WHOLE
+from crossdraft.lab.loadtest import LoadRun
+from tests.lab.test_loadtest import WHOLE
 
 REPOSITORY = Path(__file__).parents[2]
 FILES = ["deploy/cluster.yaml", "deploy/cluster.local.yaml"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from crossdraft.engine import attention, batch, compatibility, kv_cache_manager
+from crossdraft.engine import attention, batch, compatibility, engine, kv_cache_manager
 from crossdraft.engine.attention import Window
 from crossdraft.engine.compatibility import UnsupportedModelError, window_of
 from crossdraft.engine.conformance import conformance, greedy
@@ -239,7 +239,7 @@ def never_moved(plan: Callable[..., Any]) -> Callable[..., Any]:
     [
         (compatibility, "window_of", off_by_one, {"a prompt", "a text of 109 tokens"}),
         (batch, "visible", deep_nodes_see_all, {"a draft tree"}),
-        (kv_cache_manager, "plan_inputs", never_moved, {"a committed branch"}),
+        (engine, "plan_inputs", never_moved, {"a committed branch"}),
         (
             kv_cache_manager,
             "common_prefix",

@@ -70,7 +70,8 @@ def test_the_same_context_keeps_the_leading_nodes_of_the_tree(llama: PreTrainedM
     engine = Engine(llama)
     serve(engine, Request("a", PROMPT, tree_of([(1, 2), (3,)], 9), wanted=(1, 2)))
     grown = TokenTree((1, 2, 3, 4, 5), (-1, 0, -1, 1, 2))
-    assert serve(engine, Request("a", PROMPT, grown, wanted=(4, 5))) == 2
+    assert engine.remaining(asked := Request("a", PROMPT, wanted=())) == 0  # which is planned now, and that alone
+    assert serve(engine, replace(asked, tree=grown, wanted=(4, 5))) == 2
     assert serve(engine, Request("a", PROMPT, grown, wanted=(2, 5))) == 2
     assert serve(engine, Request("a", PROMPT, grown, wanted=())) == 0
     assert serve(engine, Request("a", (*PROMPT, 3, 5, 6))) == 1

@@ -14,7 +14,6 @@ from crossdraft.client import Statistics
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import acceptance, controller
-from crossdraft.lab.services import Distant, Served
 from crossdraft.target.service import ServeTarget, target_server
 from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, target_folder, unhurried  # noqa: F401 - fixtures
 from tests.golden.messages import NONE
@@ -69,9 +68,9 @@ def addresses(target_folder: Path, drafter_folder: Path) -> Iterator[dict[str, s
 
 
 @pytest.fixture
-def started(addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[Wanted | Served]:
+def started(addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
     """What was to be started, in order."""
-    asked: list[Wanted | Served] = []
+    asked: list[Wanted] = []
 
     @asynccontextmanager
     async def running(wanted: Sequence[Wanted]) -> AsyncIterator[list[Running]]:
@@ -79,9 +78,9 @@ def started(addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> list[
         yield [Running(addresses[one.role], PROCESS) for one in wanted]
 
     @asynccontextmanager
-    async def service(role: str, served: Served, core: int | None, distant: bool) -> AsyncIterator[Distant]:
-        asked.append(served)
-        yield Distant(addresses[role], None)
+    async def service(wanted: Wanted, core: int, distant: bool) -> AsyncIterator[tuple[str, None]]:
+        asked.append(wanted)
+        yield addresses[wanted.role], None
 
     monkeypatch.setattr(acceptance, "running", running)
     monkeypatch.setattr(controller, "service", service)

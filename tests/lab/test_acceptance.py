@@ -72,7 +72,7 @@ def test_a_target_that_drafts_for_itself_is_always_right(
         (("--method", "guess"), "unknown method"),
         (("--temperature", "-1"), "temperature must be 0 or more"),
         (("--affinity", "file.npz"), "--affinity takes NAME=FILE"),
-        (("--affinity", "a=b"), "--affinity names the drafter 'a', and the drafters are bundled:drafter-a"),
+        (("--affinity", "a=b"), "NAME one of bundled:drafter-a, bundled:drafter-b, bundled:drafter-c, got 'a=b'"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(

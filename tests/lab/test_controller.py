@@ -9,24 +9,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from crossdraft.cli.processes import Wanted
 from crossdraft.config.request import AUTO
 from crossdraft.lab import controller
 from crossdraft.lab.commands import ControllerPlan
 from crossdraft.lab.controller import (
     CHOICES,
     WITHOUT_DRAFTER,
-    ControllerBenchmark,
     ControllerConditions,
     Curve,
     Ratio,
-    Timed,
     compared,
-    covering,
-    speed_of,
     speed_ratio,
-    summary,
 )
-from crossdraft.lab.services import Served
+from crossdraft.lab.outputs import Output, RunResult
 from tests.cli.conftest import Cli
 from tests.lab.conftest import Measure, figures
 
@@ -45,16 +41,16 @@ def meeting(cells: list[tuple[int, ...]], dimensions: list[range], size: int) ->
 
 def test_any_three_values_meet_in_the_grid_and_any_two_in_its_beginning() -> None:
     dimensions = [range(4), range(3), range(3), range(3), range(3)]
-    cells = covering(dimensions)
+    cells = controller.covering(dimensions)
     assert meeting(cells, dimensions, 3)
     assert meeting(cells[:20], dimensions, 2)
     assert len(cells) == len(set(cells)) < 60
-    assert covering(dimensions) == cells
-    assert covering([(1,), ("a", "b")]) == [(1, "a"), (1, "b")]
+    assert controller.covering(dimensions) == cells
+    assert controller.covering([(1,), ("a", "b")]) == [(1, "a"), (1, "b")]
 
 
 def test_all_cells_begin_with_those_of_the_grid() -> None:
-    few, all_ = (ControllerBenchmark(ControllerPlan(all_cells=all_)).comparisons for all_ in (False, True))
+    few, all_ = (controller.ControllerBenchmark(ControllerPlan(all_cells=all_)).comparisons for all_ in (False, True))
     assert all_[: len(few)] == few
     assert len(set(all_)) == len(all_) == 4 * 3**4
 
@@ -73,19 +69,17 @@ async def test_a_curve_is_measured(drafter_folder: Path, monkeypatch: pytest.Mon
     assert curve.acceptances[0] > 0.5 > curve.acceptances[1]
 
 
-def timed(tokens: int, seconds: float, **counted: float) -> Timed:
-    return Timed(figures(tokens=tokens, **counted), seconds)
+def timed(tokens: int, seconds: float, **counted: float) -> RunResult:
+    return RunResult((Output(0.0, (), seconds, figures=figures(tokens=tokens, **counted)),), seconds)
 
 
-def samples(*speeds: float) -> list[Timed]:
+def samples(*speeds: float) -> list[RunResult]:
     return [timed(100, 100 / speed, passes=50) for speed in speeds]
 
 
 def test_auto_is_compared_with_the_fastest_other_choice() -> None:
-    (first,), given = (
-        samples(5),
-        {WITHOUT_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)},
-    )
+    (first,) = samples(5)
+    given = {WITHOUT_DRAFTER: samples(10, 10), AUTO: samples(18, 18), "overlapped, 8": samples(20, 20)}
     found = compared(GIVEN, first, given)
     assert found.best == "overlapped, 8"
     assert (found.at_first, found.speeds[AUTO]) == pytest.approx((5, 18))
@@ -103,7 +97,7 @@ def test_auto_is_compared_with_the_fastest_other_choice() -> None:
 def test_a_ratio_is_of_all_tokens_over_all_time() -> None:
     ours = [timed(100, 1.0), timed(10, 1.0)]
     others = [timed(50, 1.0), timed(10, 2.0)]
-    assert speed_of(ours) == 55
+    assert controller.speed_of(ours) == 55
     assert speed_ratio(ours, others).value == pytest.approx(55 / 20)
 
 
@@ -135,7 +129,7 @@ def test_the_summary_counts_cells() -> None:
         compared(GIVEN, *samples(5), {WITHOUT_DRAFTER: samples(10), AUTO: samples(auto), "overlapped, 8": samples(20)})
         for auto in (20, 19, 9, 17)
     ]
-    assert summary(cells) == (
+    assert controller.summary(cells) == (
         "auto is at least 0.9 of the best fixed choice in 2 of 4 (50%), least 0.45; "
         "at least 0.97 of no drafter in 3 of 4 (75%), least 0.90, lower end of the interval above 0.94 in 3 of 4"
     )
@@ -158,7 +152,7 @@ def test_a_cell_is_measured_on_services_of_its_own(measure: Measure, monkeypatch
 
 
 def test_cells_on_a_pair_that_is_there(
-    measure: Measure, started: list[Served], monkeypatch: pytest.MonkeyPatch
+    measure: Measure, started: list[Wanted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def calibrated(folder: str, methods: list[str]) -> dict[str, Curve]:
         return dict.fromkeys(methods, Curve((0.1, 1.0), (0.9, 0.1)))
@@ -169,8 +163,10 @@ def test_cells_on_a_pair_that_is_there(
     for cell in cells:
         check_cell(cell)
     target, drafter = started  # once for all cells
-    assert (target.pace, target.logit_noise, drafter.pace) == ("1,0.0025", 0, "1,0.01")
-    assert 0.1 < drafter.logit_noise < 1
+    assert target.more[-2:] == ("--pace", "1,0.0025")
+    *_, pace, _, noise = drafter.more
+    assert pace == "1,0.01"
+    assert 0.1 < float(noise) < 1
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,8 @@ from crossdraft.client import SamplingOptions
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.lab import throughput
 from crossdraft.lab.commands import BOUND, ThroughputPlan
-from crossdraft.lab.outputs import Output
-from crossdraft.lab.throughput import (
-    ONE_BY_ONE,
-    AssistedGeneration,
-    RunResult,
-    Theirs,
-    Throughput,
-    ThroughputResult,
-    Work,
-    clients_served,
-    measured,
-    next_clients,
-    prompts_of,
-    streaming,
-)
+from crossdraft.lab.outputs import Output, RunResult, Work
+from crossdraft.lab.throughput import AssistedGeneration, Theirs, Throughput, ThroughputResult, measured, prompts_of
 from crossdraft.serving.models import Servers, serving
 from tests.lab.conftest import Measure, figures
 from tests.lab.test_models import IDS, greedy
@@ -74,10 +61,8 @@ def test_outputs_that_repeat_themselves_are_counted_and_left_out_beside_all() ->
     assert (found.repeating, found.tokens_per_pass, found.others_per_pass) == (1, 16 / 6, 2.0)
     assert found.others_per_token_ms is not None
     assert found.others_per_token_ms.p50 == 2000
-    assert [throughput.SPEEDS["without repeats: p50"](found), throughput.WORK["without repeats"](found)] == [
-        "2000.0 (1)",
-        "2.00",
-    ]
+    assert throughput.SPEEDS["without repeats: p50"](found) == "2000.0 (1)"
+    assert throughput.WORK["without repeats"](found) == "2.00"
     alone = measured("plain", 1, [RunResult((repeating,), 20.0, Work())])
     assert (alone.others_per_token_ms, throughput.SPEEDS["without repeats: p50"](alone)) == (None, " (1)")
 
@@ -85,10 +70,8 @@ def test_outputs_that_repeat_themselves_are_counted_and_left_out_beside_all() ->
 def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -> None:
     far = replace(BOUND, device="cuda:0", cuda_graph_sizes=(1, 8), cache_mib=8192)
     near = replace(BOUND, quantization="int8")
-    there, here = (
-        plan(configuration=("tree",), engine=far, concurrency=(1, 16), tokens=64),
-        plan(configuration=("crossdraft", "plain"), engine=near, clients_at=20.0, concurrency=(300,)),
-    )
+    there = plan(configuration=("tree",), engine=far, concurrency=(1, 16), tokens=64)
+    here = plan(configuration=("crossdraft", "plain"), engine=near, clients_at=20.0, concurrency=(300,))
     assert there.warm_ups == ((1, 32), (16, 32))
     assert here.warm_ups == ((4, 8),)
     (target, drafter), (other, helping) = throughput.models_of(there), throughput.models_of(here)
@@ -105,8 +88,8 @@ def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -
 
 
 def test_streaming_counts_only_while_all_outputs_are_under_way() -> None:
-    assert streaming([(made(0.0, 1.0, 2.0, 3.0), made(1.0, 1.5, 2.0, 2.5, 3.0, 9.0))]) == (2 + 4) / 2
-    assert streaming([(made(0.0, 1.0), made(2.0, 3.0))]) is None
+    assert throughput.streaming([(made(0.0, 1.0, 2.0, 3.0), made(1.0, 1.5, 2.0, 2.5, 3.0, 9.0))]) == (2 + 4) / 2
+    assert throughput.streaming([(made(0.0, 1.0), made(2.0, 3.0))]) is None
 
 
 def test_prompts_are_enough_and_no_two_begin_alike() -> None:
@@ -137,11 +120,11 @@ def served(at_once: int, most: int, temperature: float = 0.0, name: str = "plain
 )
 def test_numbers_of_clients_are_doubled_and_then_halved(most: int, tried: list[int], line: str) -> None:
     known = [served(count, most) for count in (1, 16, 64)]
-    while count := next_clients(known, 20, 200):
+    while count := throughput.next_clients(known, 20, 200):
         known.append(served(count, most))
     assert [one.at_once for one in known] == tried
     other = served(1, 1, 0.7, "crossdraft")
-    said, others = clients_served([*known, other], 20)
+    said, others = throughput.clients_served([*known, other], 20)
     assert said.endswith(f"T = 0, plain: {line}")
     assert others.endswith("T = 0.7, crossdraft: at least 1")
 
@@ -181,7 +164,7 @@ async def test_assisted_generation_uses_its_fastest_number_and_makes_few_outputs
     await assisted.warm_up(prompts)
     found = await assisted.run(prompts, 6, 16, SamplingOptions(0.5))
     assert (assisted.name.split(", ")[-1], pair.asked[-1]) == ("K = 3", (3, 0.5))
-    assert (len(found.outputs), found.seconds, found.work.steps) == (ONE_BY_ONE, 1.0, 0)
+    assert (len(found.outputs), found.seconds, found.work.steps) == (throughput.ONE_BY_ONE, 1.0, 0)
     assert bound == [threads, *[{min(os.sched_getaffinity(0))}] * cores]
 
 

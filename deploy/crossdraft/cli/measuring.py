@@ -67,12 +67,13 @@ class Skipped:
         return f"Skipped {self.method} with {self.drafter}: it {self.reason}"
 
 
-async def finished(generation: Generation, *, lost: bool = False) -> Statistics:
-    """The figures of a generation, which begins and ends here; `lost`: its drafter may be lost on the way. Raises
-    CommandFailed: there are no figures, or they would say nothing about the drafter, as it was lost."""
+async def finished(generation: Generation, *, lost: bool = False, came: Callable[[], object] = object) -> Statistics:
+    """The figures of a generation, which begins and ends here; `lost`: its drafter may be lost on the way; `came` is
+    called with each token. Raises CommandFailed: there are no figures, or they would say nothing about the drafter, as
+    it was lost."""
     async with generation:
         async for _ in generation:
-            pass
+            came()
     figures = generation.statistics
     if figures is None:
         raise CommandFailed("a generation ended without its statistics")

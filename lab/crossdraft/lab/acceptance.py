@@ -1,12 +1,12 @@
 """`crossdraft bench acceptance`: tokens per pass of methods and drafters over many prompts."""
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby
 from math import sqrt
+from operator import attrgetter
 from typing import ClassVar
 
 from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, repeats, total_of
@@ -14,7 +14,6 @@ from crossdraft.cli.processes import Wanted, patience, running, threads_each
 from crossdraft.cli.prompts import by_category
 from crossdraft.cli.running import ProgressCounter, UsageError, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, Statistics, connect
-from crossdraft.config.engine import EngineOptions
 from crossdraft.engine.names import BUNDLED_PREFIX
 from crossdraft.lab.commands import AcceptancePlan
 from crossdraft.lab.harness import Prompted, gathered, optional
@@ -107,15 +106,9 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
     }
 
     def __init__(self, plan: AcceptancePlan, settings: tuple[Setting, ...] | None = None) -> None:
-        """`settings`: others than those of the plan, by drafter and its options."""
+        """`settings`: others than those of the plan, by drafter and its options. Raises UsageError."""
         super().__init__(plan)
-        if settings is not None:
-            self.settings = settings
-
-    @cached_property
-    def settings(self) -> tuple[Setting, ...]:
-        """By drafter; raises UsageError."""
-        return settings_of(self.plan)
+        self.settings = settings_of(plan) if settings is None else settings
 
     @property
     def total(self) -> int:
@@ -127,18 +120,25 @@ class AcceptanceBenchmark(Prompted[AcceptancePlan, MeasuredSetting | Skipped]):
                 setting.requests(self.prompts, self.plan.max_tokens)
 
     async def measure(self, advance: ProgressCounter) -> AsyncGenerator[MeasuredSetting | Skipped, None]:
+        threads, waiting, engine = threads_each(2), patience(reply_seconds=REPLY_SECONDS), self.plan.engine
         refused: set[Skipped] = set()
-        async with aclosing(pipelines_of(self.plan.target, self.settings, self.plan.engine)) as pipelines:
-            async for pipeline, setting, fault in pipelines:
-                advance(0, f"{setting.method}, {setting.drafter}")
-                if not fault:
-                    yield await self.cell(pipeline, setting, advance)
-                    continue
-                advance(len(self.prompts))
-                skipped = Skipped(setting.method, setting.drafter, fault)
-                if skipped not in refused:
-                    refused.add(skipped)
-                    yield skipped
+        async with running([Wanted("target", self.plan.target, threads, NO_DEFAULTS, engine=engine)]) as (target,):
+            for (name, more), alike in groupby(self.settings, key=attrgetter("drafter", "options")):
+                async with (
+                    running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafter,),
+                    connect(target.address, drafter.address, waiting, needs_drafter=True) as pipeline,
+                ):
+                    for setting in alike:
+                        advance(0, f"{setting.method}, {name}")
+                        fault = fault_of_pair(method_named(setting.method), pipeline.models)
+                        if not fault:
+                            yield await self.cell(pipeline, setting, advance)
+                            continue
+                        advance(len(self.prompts))
+                        skipped = Skipped(setting.method, name, fault)
+                        if skipped not in refused:
+                            refused.add(skipped)
+                            yield skipped
 
     async def cell(self, pipeline: Pipeline, setting: Setting, advance: ProgressCounter) -> MeasuredSetting:
         """All prompts in one setting, which the pipeline's drafter has."""
@@ -175,7 +175,7 @@ def _of_kind(kind: str, cell: MeasuredSetting) -> str:
     return f"{per_pass(cell.kinds[kind])}; {without_repeats(cell.kinds[kind])}"
 
 
-# The settings, and pairs of services that run for them.
+# The settings.
 
 
 def settings_of(plan: AcceptancePlan) -> tuple[Setting, ...]:
@@ -202,27 +202,8 @@ def _affinities(plan: AcceptancePlan) -> dict[str, tuple[str, ...]]:
     """Options of each drafter that has a matrix; raises UsageError."""
     found: dict[str, tuple[str, ...]] = {}
     for given in plan.affinity:
-        name, equals, file = given.rpartition("=")
-        if not (equals and name and file):
-            raise UsageError(f"--affinity takes NAME=FILE, such as {plan.drafter[0]}=FILE, got {given!r}")
-        if name not in plan.drafter:
-            raise UsageError(f"--affinity names the drafter {name!r}, and the drafters are {', '.join(plan.drafter)}")
+        name, _, file = given.rpartition("=")
+        if not file or name not in plan.drafter:
+            raise UsageError(f"--affinity takes NAME=FILE, NAME one of {', '.join(plan.drafter)}, got {given!r}")
         found[name] = ("--affinity", file)
     return found
-
-
-async def pipelines_of(
-    target: str, settings: Iterable[Setting], engine: EngineOptions
-) -> AsyncGenerator[tuple[Pipeline, Setting, str], None]:
-    """A pipeline for each setting, which runs for this step, and why the pair refuses it; empty: it does not.
-
-    Close it with `contextlib.aclosing`, which ends the services. Raises CommandFailed: a service does not start."""
-    threads, waiting = threads_each(2), patience(reply_seconds=REPLY_SECONDS)
-    async with running([Wanted("target", target, threads, NO_DEFAULTS, engine=engine)]) as (verifying,):
-        for (name, more), alike in groupby(settings, key=lambda setting: (setting.drafter, setting.options)):
-            async with (
-                running([Wanted("drafter", name, threads, more, engine=engine)]) as (drafting,),
-                connect(verifying.address, drafting.address, waiting, needs_drafter=True) as pipeline,
-            ):
-                for setting in alike:
-                    yield pipeline, setting, fault_of_pair(method_named(setting.method), pipeline.models)

@@ -226,4 +226,4 @@ class LoadPlan(ServerKey):
 def add_to(group: typer.Typer) -> None:
     """Adds these commands, which are found where the laboratory is."""
     group.add_typer(app)
-    command("loadtest", "loadtest.benchmark.LoadTest", group)(LoadPlan)
+    command("loadtest", "loadtest.LoadTest", group)(LoadPlan)

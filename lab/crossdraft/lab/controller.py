@@ -15,43 +15,35 @@ from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any, ClassVar
 
 import numpy as np
 
-from crossdraft.cli.measuring import SEED, Columns, Table, finished, total_of
-from crossdraft.cli.processes import patience
-from crossdraft.cli.running import STARTS_PROCESSES, ProgressCounter, Run, checked_options
+from crossdraft.cli.measuring import SEED, Columns, Table, total_of
+from crossdraft.cli.processes import Wanted, patience
+from crossdraft.cli.running import ProgressCounter, checked_options
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.config.engine import EngineOptions
-from crossdraft.config.request import AUTO, Overlap
-from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.config.request import AUTO
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ControllerPlan
+from crossdraft.lab.emulation.network import EmulatedHost
 from crossdraft.lab.emulation.steps import Emulation, Pace
-from crossdraft.lab.harness import Benchmark, in_turns, optional
+from crossdraft.lab.harness import Benchmark, in_turns, lock_step, optional, overlapped
 from crossdraft.lab.models import write_free
-from crossdraft.lab.outputs import ratio
-from crossdraft.lab.services import Distant, Served, service
-from crossdraft.rpc.server import Listening, freeze_heap
+from crossdraft.lab.outputs import Ours, RunResult, ratio
+from crossdraft.lab.services import pair_here, served, service
+from crossdraft.rpc.server import freeze_heap
 from crossdraft.speculation.choice import TREES
-from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.verification.methods import method_named
 
 WITHOUT_DRAFTER = "no drafter"
 CHOICES: dict[str, dict[str, Any]] = {  # the arms and some between them, and what a request says for each
     WITHOUT_DRAFTER: {},
     AUTO: {},
-    **{f"lock-step, K = {k}": {"overlap": Overlap.OFF, "num_speculative_tokens": k} for k in (2, 3, 5, 8)},
-    **{
-        f"lock-step, trees of {nodes}": {"overlap": Overlap.OFF, "num_speculative_tokens": depth, "tree_nodes": nodes}
-        for depth, nodes in TREES
-    },
-    **{
-        f"overlapped, {most}, {wait}": {"overlap": Overlap.ON, "max_draft_tokens": most, "min_draft_tokens": wait}
-        for most, wait in ((8, 0), (8, 2), (16, 4))
-    },
+    **{f"lock-step, K = {k}": lock_step(k) for k in (2, 3, 5, 8)},
+    **{f"lock-step, trees of {nodes}": lock_step(depth, nodes) for depth, nodes in TREES},
+    **{f"overlapped, {most}, {wait}": overlapped(most, wait) for most, wait in ((8, 0), (8, 2), (16, 4))},
 }
 NEAR_BEST, AS_WITHOUT = 0.9, 0.97  # ratios that the summary counts
 SURELY_AS_WITHOUT = 0.94  # ... and lower ends of intervals
@@ -59,14 +51,6 @@ RESAMPLES = 4_000  # of the prompts, with replacement (the bootstrap)
 
 
 # Speeds on the same prompts: ratios with their 95 % intervals, over prompts drawn again.
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Outputs of one choice that were made together."""
-
-    figures: Statistics  # of all of them
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -81,15 +65,18 @@ class Ratio:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def speed_of(runs: Sequence[Timed]) -> float:
+def speed_of(runs: Sequence[RunResult]) -> float:
     """Tokens a second over all of them."""
     return ratio(sum(run.figures.tokens for run in runs), sum(run.seconds for run in runs)) or 0.0
 
 
-def speed_ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio:
-    """Of all tokens over all time, ours and others'; runs at the same place are of the same prompt."""
+def speed_ratio(ours: Sequence[RunResult], others: Sequence[RunResult]) -> Ratio | None:
+    """Of all tokens over all time, ours and others'; runs at the same place are of the same prompt. None: one of the
+    others made no token."""
     if len(ours) != len(others) or not ours:
         raise ValueError(f"runs are compared in pairs, at least one: {len(ours)} and {len(others)} were given")
+    if not all(run.figures.tokens for run in others):
+        return None
     samples = np.array([[(run.figures.tokens, run.seconds) for run in runs] for runs in (ours, others)])
     drawn = np.random.default_rng(SEED).integers(len(ours), size=(RESAMPLES, len(ours)))
     tokens, seconds = np.moveaxis(samples[:, [range(len(ours)), *drawn]].sum(2), -1, 0)  # all, then each sample
@@ -125,7 +112,7 @@ class Compared:
     at_first: float  # tokens a second of auto in the turn in which it begins to learn, not in `speeds`
 
 
-def compared(conditions: ControllerConditions, first: Timed, found: Mapping[str, Sequence[Timed]]) -> Compared:
+def compared(conditions: ControllerConditions, first: RunResult, found: Mapping[str, Sequence[RunResult]]) -> Compared:
     """Sums up; samples at the same place are of the same prompts, `first` is auto's before them."""
     speeds = {choice: speed_of(samples) for choice, samples in found.items()}
     best = max((choice for choice in found if choice != AUTO), key=speeds.__getitem__)
@@ -134,17 +121,13 @@ def compared(conditions: ControllerConditions, first: Timed, found: Mapping[str,
         conditions,
         speeds,
         best,
-        to_best=_ratio(found[AUTO], found[best]),
-        to_none=_ratio(found[AUTO], found[WITHOUT_DRAFTER]),
+        to_best=speed_ratio(found[AUTO], found[best]),
+        to_none=speed_ratio(found[AUTO], found[WITHOUT_DRAFTER]),
         accepted=_accepted(total),
         tokens_per_pass=total_of([sample.figures for sample in found[AUTO]]).tokens_per_pass,
         lost=total.drafters_lost,
         at_first=speed_of([first]),
     )
-
-
-def _ratio(ours: Sequence[Timed], others: Sequence[Timed]) -> Ratio | None:
-    return speed_ratio(ours, others) if all(sample.figures.tokens for sample in others) else None
 
 
 def _accepted(total: Statistics) -> float | None:
@@ -190,10 +173,8 @@ def covering(dimensions: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 # Noise for a wanted acceptance.
 
 NOISES = (0.05, 0.2, 0.6, 1.2, 2.4)  # standard deviations on the drafter's logits
-FREE_MIB = 128  # for keys and values: those of a token of the free model are small
-FREE = EngineOptions(cache_mib=FREE_MIB)
+FREE = EngineOptions(cache_mib=128, threads=1)  # keys and values of a token of the free model are small
 CALIBRATED_ON, CALIBRATED_TOKENS = 6, 64  # outputs of each method with each noise, and tokens of each
-AT_ONCE = Listening(grace_seconds=0)
 
 
 @dataclass(frozen=True)
@@ -212,22 +193,17 @@ class Curve:
 async def calibrated(folder: str, methods: Sequence[str]) -> dict[str, Curve]:
     """By method, with services in this process and as fast as they are: only shares are measured."""
     found: dict[str, list[float]] = {method: [] for method in methods}
-    async with await target_server(ServeTarget(ModelOptions(folder, budget=FREE_MIB, threads=1), AT_ONCE)) as target:
-        for noise in NOISES:
-            options = ModelOptions(folder, budget=FREE_MIB, threads=1, emulation=Emulation(logit_noise=noise))
-            async with (
-                await drafter_server(ServeDrafter(options, AT_ONCE)) as drafter,
-                connect(target.address, drafter.address, patience(), needs_drafter=True) as pipeline,
-            ):
-                for method in methods:
-                    found[method].append(await _acceptance(pipeline, method))
+    model = ModelOptions.of(folder, FREE)
+    for noise in NOISES:
+        async with pair_here(model, replace(model, emulation=Emulation(logit_noise=noise))) as pipeline:
+            for method in methods:
+                found[method].append(await _acceptance(pipeline, method))
     return {method: Curve(NOISES, tuple(acceptances)) for method, acceptances in found.items()}
 
 
 async def _acceptance(pipeline: Pipeline, method: str) -> float:
-    given = ControllerConditions(method, temperature_of(method), CALIBRATED_ON, 0.0, 0.0, 0.0)
-    sample = await ComparedPipelines(given, CALIBRATED_TOKENS, {"": pipeline}).sample("lock-step, K = 5", 0)
-    return _accepted(sample.figures) or 0.0
+    fixed = configured(method, "lock-step, K = 5", pipeline)
+    return _accepted((await fixed.run(numbered(0, CALIBRATED_ON), CALIBRATED_TOKENS, CALIBRATED_ON)).figures) or 0.0
 
 
 def temperature_of(method: str) -> float:
@@ -239,50 +215,22 @@ def temperature_of(method: str) -> float:
 
 LEAST_TOKENS, MOST_TOKENS = 48, 2048  # of an output
 OUTPUT_MS = 0.3  # about what a token of one more output adds to a pass, on two cores
-WARM_UP, WARM_UP_TOKENS = 100_000, 8  # number of the first prompt
+WARM_UP, WARM_UP_TOKENS, NEVER_AGAIN = "lock-step, K = 2", 8, 100_000  # the last: number of the first prompt
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedPipelines:
-    """Connections for one comparison."""
+def numbered(first: int, count: int) -> list[str]:
+    """Made-up prompts."""
+    return [f"Prompt number {number}: " for number in range(first, first + count)]
 
-    given: ControllerConditions
-    tokens: int  # of each output
-    pipelines: Mapping[str, Pipeline]  # WITHOUT_DRAFTER, AUTO, and the one of all other choices under an empty name
 
-    async def sample(self, choice: str, first: int) -> Timed:
-        """All outputs at once, of the prompts from a number on; their drafter may be lost on the way. Raises
-        CommandFailed."""
-        pipeline, began = self.pipelines.get(choice) or self.pipelines[""], monotonic()
-        asked = [self._request(choice, first + number) for number in range(self.given.outputs)]
-        figures = await asyncio.gather(*(finished(pipeline.run(request), lost=True) for request in asked))
-        return Timed(total_of(figures), monotonic() - began)
-
-    def _request(self, choice: str, number: int) -> GenerationRequest:
-        """One output of a made-up prompt of this number, in chains if the method has no trees."""
-        method = method_named(self.given.method)
-        settings = {name: value for name, value in CHOICES[choice].items() if name != "tree_nodes" or method.samples}
-        return GenerationRequest(
-            f"Prompt number {number}: ",
-            method=self.given.method,
-            max_tokens=self.tokens,
-            options=SamplingOptions(self.given.temperature),
-            seed=number if method.keyed else None,
-            ignore_eos=True,
-            **settings,
-        )
-
-    async def warm_up(self) -> None:
-        """A few tokens on each connection, from which nothing can be learnt for auto."""
-        for name, pipeline in self.pipelines.items():
-            choice = WITHOUT_DRAFTER if name == WITHOUT_DRAFTER else "lock-step, K = 2"
-            await replace(self, tokens=WARM_UP_TOKENS, pipelines={"": pipeline}).sample(choice, WARM_UP)
-
-    async def in_turns(self, turns: int) -> Compared:
-        """Each choice on the same prompts, others in each turn, once auto has had a turn for itself."""
-        first = await self.sample(AUTO, turns * self.given.outputs)
-        found = await in_turns([*CHOICES], turns, lambda choice, turn: self.sample(choice, turn * self.given.outputs))
-        return compared(self.given, first, found)
+def configured(method: str, choice: str, pipeline: Pipeline) -> Ours:
+    """A choice for a method, in chains if that has no trees."""
+    named, settings = method_named(method), CHOICES[choice]
+    if not named.samples:
+        settings = {name: value for name, value in settings.items() if name != "tree_nodes"}
+    sampling, seed = SamplingOptions(temperature_of(method)), SEED if named.keyed else None
+    request = GenerationRequest("x", method=method, options=sampling, seed=seed, ignore_eos=True, **settings)
+    return Ours(choice, pipeline, request)
 
 
 @dataclass(eq=False)
@@ -293,37 +241,50 @@ class RunningServices:
     folder: str  # of the free model
     curves: Mapping[str, Curve]
     stack: AsyncExitStack
-    started: dict[Any, Distant] = field(default_factory=dict)
+    started: dict[Wanted, tuple[str, EmulatedHost | None]] = field(default_factory=dict)
 
-    async def service(self, role: str, given: ControllerConditions) -> Distant:
+    async def service(self, role: str, given: ControllerConditions) -> str:
         """A node of a token tree costs a target what it does beside an accelerator's pass of 8 ms. A drafter is behind
         the emulated network also if its distance is 0, so that all are."""
-        served = Served(self.folder, f"{given.pass_ms:g},{given.pass_ms / 400:g}", engine=FREE)
-        if distant := role == "drafter":
-            noise = self.curves[given.method].noise(given.acceptance)
-            served = Served(self.folder, self.plan.drafter_pace, noise, FREE)
-        if (role, served) not in self.started:
-            made = service(role, served, int(distant), distant)
-            self.started[role, served] = await self.stack.enter_async_context(made)
-        found = self.started[role, served]
-        await found.delay(given.trip_ms / 2)
-        return found
+        pace, noise, distant = f"{given.pass_ms:g},{given.pass_ms / 400:g}", 0.0, role == "drafter"
+        if distant:
+            pace, noise = self.plan.drafter_pace, self.curves[given.method].noise(given.acceptance)
+        asked = served(role, self.folder, FREE, pace, noise)
+        if asked not in self.started:
+            self.started[asked] = await self.stack.enter_async_context(service(asked, int(distant), distant))
+        address, link = self.started[asked]
+        if link is not None:
+            await link.delay(given.trip_ms / 2)
+        return address
 
     @asynccontextmanager
-    async def connected(self, given: ControllerConditions) -> AsyncIterator[ComparedPipelines]:
-        """New connections, warmed up."""
-        target, drafter = [(await self.service(role, given)).address for role in ("target", "drafter")]
-        tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
+    async def connected(self, given: ControllerConditions) -> AsyncIterator[dict[str, Ours]]:
+        """All choices, on new connections: one without a drafter, one of auto, and one of all others. They are warmed
+        up by a few tokens, from which nothing can be learnt for auto."""
+        target, drafter = [await self.service(role, given) for role in ("target", "drafter")]
         async with (
             connect(target, patience=patience()) as plain,
             connect(target, drafter, patience(), needs_drafter=True) as auto,
             connect(target, drafter, patience(), needs_drafter=True) as fixed,
         ):
-            pipelines = {WITHOUT_DRAFTER: plain, AUTO: auto, "": fixed}
-            compared_pipelines = ComparedPipelines(given, min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), pipelines)
-            await compared_pipelines.warm_up()
+            for pipeline in (plain, auto, fixed):
+                choice = configured(given.method, WITHOUT_DRAFTER if pipeline is plain else WARM_UP, pipeline)
+                await choice.run(numbered(NEVER_AGAIN, given.outputs), WARM_UP_TOKENS, given.outputs)
             freeze_heap()
-            yield compared_pipelines
+            pipelines = {WITHOUT_DRAFTER: plain, AUTO: auto}
+            yield {name: configured(given.method, name, pipelines.get(name, fixed)) for name in CHOICES}
+
+    async def compared(self, given: ControllerConditions) -> Compared:
+        """Each choice on the same prompts, others in each turn, once auto has had a turn for itself."""
+        tokens = round(1000 * self.plan.seconds / (given.pass_ms + OUTPUT_MS * given.outputs))
+        tokens, turns = min(MOST_TOKENS, max(LEAST_TOKENS, tokens)), self.plan.turns
+        async with self.connected(given) as choices:
+
+            async def run(choice: str, turn: int) -> RunResult:
+                return await choices[choice].run(numbered(turn * given.outputs, given.outputs), tokens, given.outputs)
+
+            first = await run(AUTO, turns)
+            return compared(given, first, await in_turns([*CHOICES], turns, run))
 
 
 # The benchmark.
@@ -333,7 +294,6 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
     """The grid: every cell with all choices in turns."""
 
     unit: ClassVar[str] = "comparisons"
-    runner: ClassVar[Run] = staticmethod(STARTS_PROCESSES)
     title: ClassVar[str] = "Tokens a second, and auto's speed as a ratio [95 %]"
     columns: ClassVar[Columns] = {
         "method": lambda cell: f"{cell.conditions.method}, T = {cell.conditions.temperature:g}",
@@ -385,8 +345,7 @@ class ControllerBenchmark(Benchmark[ControllerPlan, Compared]):
             services = RunningServices(self.plan, folder, curves, stack)
             for given in self.comparisons:
                 advance(0, f"{given.method}, {given.outputs} at once")
-                async with services.connected(given) as pipelines:
-                    yield await pipelines.in_turns(self.plan.turns)
+                yield await services.compared(given)
                 advance()
 
     def report(self, results: Sequence[Compared]) -> Iterator[Table | str]:

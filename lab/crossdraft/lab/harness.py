@@ -21,12 +21,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-import uvloop
-
 from crossdraft.cli.measuring import Columns, Table, print_table
 from crossdraft.cli.prompts import Prompt, prompts_of
 from crossdraft.cli.running import ProgressCounter, Run, UsageError, check_output, counted, run_to_end, write_text
 from crossdraft.client.api import software
+from crossdraft.config.request import Overlap
 from crossdraft.lab.commands import PromptsPlan
 
 Planned = TypeVar("Planned")
@@ -50,7 +49,7 @@ class Benchmark(ABC, Generic[Planned, Result]):
     unit: ClassVar[str] = "results"  # what the counter counts
     title: ClassVar[str] = ""  # of the table
     columns: ClassVar[Columns] = {}
-    runner: ClassVar[Run] = staticmethod(uvloop.run)
+    runner: ClassVar[Run] = staticmethod(asyncio.run)  # as most start processes (`running.STARTS_PROCESSES`)
 
     def __init__(self, plan: Planned) -> None:
         self.plan = plan  # a dataclass: the options of the command
@@ -144,8 +143,20 @@ class Prompted(Benchmark[PromptsPlanned, Result]):
         return tuple(prompt.category for prompt in self._read)
 
     def check(self) -> None:
-        if not self.prompts:
-            raise UsageError("there are no prompts")
+        _ = self.prompts
+
+
+# Choices in place of the controller's: what a request says for each.
+
+
+def lock_step(k: int, nodes: int = 0) -> dict[str, Any]:
+    """Rounds of so many draft tokens, or of trees of that depth."""
+    return {"overlap": Overlap.OFF, "num_speculative_tokens": k, "tree_nodes": nodes}
+
+
+def overlapped(most: int, least: int) -> dict[str, Any]:
+    """So many draft tokens ahead at most; a pass waits for so many at least."""
+    return {"overlap": Overlap.ON, "max_draft_tokens": most, "min_draft_tokens": least}
 
 
 # Several at once, and in turns.

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.session.models import tokenization_of
@@ -60,8 +61,7 @@ class Reader:
             return torch.cat([self._last(group) for group in groups])
 
     def _last(self, contexts: Sequence[tuple[int, ...]]) -> torch.Tensor:
-        longest = max(map(len, contexts))
-        fed = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in contexts])
+        fed = pad_sequence([torch.tensor(ids) for ids in contexts], batch_first=True)
         hidden = self._model.base_model(fed).last_hidden_state
         ends = torch.tensor([len(ids) - 1 for ids in contexts])
         found: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(contexts)), ends]).double()

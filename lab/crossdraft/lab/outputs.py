@@ -1,32 +1,21 @@
-"""Outputs as those who asked for them saw them, and the spread of their latencies. Times are seconds of one clock."""
+"""Outputs as those who asked for them saw them, and figures of several together. Times are seconds of one clock."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from crossdraft.types.statistics import LaneFigures, Statistics
+from crossdraft.cli.measuring import finished, total_of
+from crossdraft.client import Generation, GenerationRequest, Pipeline, SamplingOptions
+from crossdraft.lab.harness import gathered
+from crossdraft.types.statistics import Statistics
 
 MILLISECONDS = 1000.0  # of a second
 QUANTILES = (0.5, 0.9, 0.99)
-
-
-@dataclass(frozen=True)
-class OutputFigures:
-    """The part of an output's `Statistics` that a load test uses, under the same names; HTTP servers send no more."""
-
-    tokens: int
-    passes: int  # of the target
-    accepted: int  # draft tokens
-    corrected: int  # tokens in the place of a refused draft token
-    judged_at: tuple[int, ...]  # by position in a round: draft tokens that were accepted or refused
-    accepted_at: tuple[int, ...]  # by position in a round: draft tokens that were accepted
-    lanes: tuple[LaneFigures, ...]  # sessions with services
-
-
-Costs = OutputFigures | Statistics
+Prompt = str | tuple[int, ...]  # its text, or its ids
 
 
 @dataclass(frozen=True)
@@ -37,7 +26,7 @@ class Output:
     moments: tuple[float, ...]  # when each token came; over HTTP: each chunk that has a token
     ended: float  # when its end came, or its error
     ids: tuple[int, ...] = ()  # of the target; empty: they were not kept
-    figures: Costs | None = None  # None: it had no end, or is not one of ours
+    figures: Statistics | None = None  # None: it had no end, or is not one of ours
     made: tuple[float, ...] = ()  # for each chunk: seconds the server took until it was made; empty: not said
     error: str = ""  # kind of the error that ended it; empty: none
     fault: str = ""  # its text
@@ -69,6 +58,66 @@ class Output:
     def front(self) -> tuple[float, ...]:
         """For each chunk: seconds from asking to its arrival, less what the server took to make it."""
         return tuple(came - self.asked - made for came, made in zip(self.moments, self.made, strict=False))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What was counted so far, or a difference of two readings."""
+
+    target: float = 0.0  # processor seconds of its thread, or of this process for transformers
+    drafter: float = 0.0  # likewise
+    loop: float = 0.0  # processor seconds of the thread in which the orchestrator runs, and this measures
+    steps: float = 0.0  # forwards of the target
+    jobs: float = 0.0  # sessions, summed over the forwards
+    seconds: float = 0.0  # in forwards and draws
+
+    def __sub__(self, before: "Work") -> "Work":
+        return Work(*(late - early for late, early in zip(astuple(self), astuple(before), strict=True)))
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """All outputs of one configuration that were made together."""
+
+    outputs: tuple[Output, ...]
+    seconds: float
+    work: Work = Work()
+
+    @property
+    def figures(self) -> Statistics:
+        """Of all of them, which are ours."""
+        return total_of([output.figures for output in self.outputs if output.figures])
+
+
+@dataclass(frozen=True, eq=False)
+class Ours:
+    """A configuration: a pipeline, and what is asked of it."""
+
+    name: str
+    pipeline: Pipeline
+    request: GenerationRequest  # its prompt and its number of tokens are replaced
+    work: Callable[[], Work] = Work  # until now
+
+    async def run(
+        self, prompts: Sequence[Prompt], tokens: int, at_once: int, options: SamplingOptions | None = None
+    ) -> RunResult:
+        """`options`: others than those of the request. The drafter may be lost on the way. Raises CommandFailed: an
+        output has no figures."""
+        asked = replace(self.request, max_tokens=tokens, options=options or self.request.options)
+        before, began = self.work(), time.monotonic()
+
+        async def made(number: int) -> Output:
+            return await output_of(self.pipeline.run(replace(asked, prompt=prompts[number], choice=number)), lost=True)
+
+        outputs = await gathered(made, range(len(prompts)), at_once)
+        return RunResult(tuple(outputs), time.monotonic() - began, self.work() - before)
+
+
+async def output_of(generation: Generation, *, lost: bool = False) -> Output:
+    """Runs it; raises CommandFailed as `finished`."""
+    asked, moments = time.monotonic(), list[float]()
+    figures = await finished(generation, lost=lost, came=lambda: moments.append(time.monotonic()))
+    return Output(asked, tuple(moments), [asked, *moments][-1], tuple(generation.ids), figures)
 
 
 @dataclass(frozen=True)
@@ -107,23 +156,41 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latencies:
-    """Of outputs that came whole."""
+class Together:
+    """What several outputs took together. Latencies are of those that came whole."""
 
+    tokens: int
+    seconds: float
+    tokens_per_second: float
     first_token_ms: Spread | None
     per_token_ms: Spread | None  # of each output: from its first token to its last, for each token after the first
     between_chunks_ms: Spread | None  # between any two tokens of an output; those of one pass come together
     end_to_end_ms: Spread | None
+    tokens_per_pass: float | None
+    acceptance: float | None  # of the judged tokens; None: none was judged
 
+    @staticmethod
+    def fields_of(outputs: Sequence[Output], seconds: float) -> dict[str, Any]:
+        """These fields, of outputs that took so long."""
+        total, tokens = Together.figures_of(outputs), sum(output.tokens for output in outputs)
+        gaps = (late - early for output in outputs for early, late in pairwise(output.moments))
+        return {
+            "tokens": tokens,
+            "seconds": seconds,
+            "tokens_per_second": ratio(tokens, seconds) or 0.0,
+            "first_token_ms": Spread.of(output.first_token for output in outputs),
+            "per_token_ms": Spread.of(output.per_token for output in outputs if output.per_token is not None),
+            "between_chunks_ms": Spread.of(gaps),
+            "end_to_end_ms": Spread.of(output.end_to_end for output in outputs),
+            "tokens_per_pass": total and ratio(total.tokens, total.passes),
+            "acceptance": total and ratio(total.accepted, total.accepted + total.corrected),
+        }
 
-def latencies_of(outputs: Sequence[Output]) -> dict[str, Any]:
-    """The fields of `Latencies`."""
-    return {
-        "first_token_ms": Spread.of(output.first_token for output in outputs),
-        "per_token_ms": Spread.of(output.per_token for output in outputs if output.per_token is not None),
-        "between_chunks_ms": Spread.of(late - early for output in outputs for early, late in pairwise(output.moments)),
-        "end_to_end_ms": Spread.of(output.end_to_end for output in outputs),
-    }
+    @staticmethod
+    def figures_of(outputs: Iterable[Output]) -> Statistics | None:
+        """Of those that have figures, together; None: there are none."""
+        found = [output.figures for output in outputs if output.figures is not None]
+        return total_of(found) if found else None
 
 
 def ratio(part: float, whole: float) -> float | None:

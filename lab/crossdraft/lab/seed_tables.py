@@ -19,11 +19,9 @@ from torch.nn.functional import linear
 
 from crossdraft.cli.corpus import NamedTokenizer
 from crossdraft.cli.measuring import SEED, Setting, Table
-from crossdraft.cli.processes import patience
-from crossdraft.client import GenerationRequest, connect
+from crossdraft.client import GenerationRequest
 from crossdraft.drafter import scoring
 from crossdraft.drafter.scoring import PrefixSums, SortedDistribution, VocabularyIndex
-from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.drafter.tree_drafting import Node, TreeDrafting
 from crossdraft.engine.distributions import narrowed
 from crossdraft.engine.model_thread import Job
@@ -33,8 +31,8 @@ from crossdraft.lab import limit
 from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting, per_pass, without_repeats
 from crossdraft.lab.limit import Reader
 from crossdraft.lab.seeds import REAL, TARGET, A, B, C, Seeds, table
-from crossdraft.lab.training.corpus import read_corpus
-from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.lab.services import pair_here
+from crossdraft.lab.training.data import read_corpus
 from crossdraft.text.affinity import load_affinity
 from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes
@@ -457,11 +455,7 @@ async def tree_by_layer(bench: Seeds) -> str:
     whole = Seeds(replace(bench.plan, limit=None))
     run, rows = AcceptanceBenchmark(whole.acceptance, ()), []
     settings = [Setting("slem", B, 0.0, depth, nodes=nodes) for nodes, depth in ((32, 6), (16, 5))]
-    async with (
-        await target_server(ServeTarget(ModelOptions(TARGET, threads=1))) as target,
-        await drafter_server(ServeDrafter(ModelOptions(B, threads=1))) as drafter,
-        connect(target.address, drafter.address, patience(), needs_drafter=True) as pipeline,
-    ):
+    async with pair_here(ModelOptions(TARGET, threads=1), ModelOptions(B, threads=1)) as pipeline:
         for name, trees in (("of any depth", TreeDrafting), ("of the last layer, as EAGLE-2", ByLayer)):
             with patch("crossdraft.drafter.service.TreeDrafting", trees):
                 cells = [await run.cell(pipeline, setting, lambda *_: None) for setting in settings]

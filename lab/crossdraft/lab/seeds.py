@@ -25,7 +25,7 @@ from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting
 from crossdraft.lab.commands import AcceptancePlan, SeedsPlan
 from crossdraft.lab.harness import Prompted
 from crossdraft.lab.limit import Reader
-from crossdraft.lab.training.corpus import read_corpus
+from crossdraft.lab.training.data import read_corpus
 from crossdraft.text.letters import Letters, Side, from_bytes, is_plain, to_bytes
 
 A, B, C, TARGET = "bundled:drafter-a", "bundled:drafter-b", "bundled:drafter-c", "bundled:target"

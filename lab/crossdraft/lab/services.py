@@ -1,73 +1,72 @@
-"""Services that a benchmark starts: a core for each model, the drafter at a distance."""
+"""Services that a benchmark starts: a core for each model, the drafter at a distance; or both in this process."""
 
 import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from crossdraft.cli.processes import Wanted, running
+from crossdraft.cli.processes import Wanted, patience, running
 from crossdraft.cli.running import checked_options
+from crossdraft.client import Pipeline, connect
 from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.lab.emulation.network import EmulatedHost, network
 from crossdraft.lab.emulation.steps import Emulation
+
+if TYPE_CHECKING:
+    from crossdraft.engine.served_model import ModelOptions
 
 # Of a target that is measured: its requests get what they ask for, and nothing of the model's own.
 NO_DEFAULTS = ("--generation-config", "vllm")
 
 
-@dataclass(frozen=True)
-class Served:
-    """A model as a service, perhaps slower or worse than it is. Raises UsageError: the pace or the noise is out of its
-    range."""
-
-    model: str
-    pace: str | None = None  # A,B in ms, as --pace has it; None: as fast as it is
-    logit_noise: float = 0.0  # of a drafter
-    engine: EngineOptions = STARTED
-
-    def __post_init__(self) -> None:
-        with checked_options():
-            Emulation.parsed(self.pace, self.logit_noise)
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Of its command."""
-        pace = () if self.pace is None else ("--pace", self.pace)
-        noise = ("--logit-noise", str(self.logit_noise)) if self.logit_noise else ()
-        return (*self.engine.arguments, *pace, *noise)
-
-
-@dataclass(frozen=True)
-class Distant:
-    """A service at the far end of a link."""
-
-    address: str
-    link: EmulatedHost | None  # None: on loopback
-
-    async def delay(self, milliseconds: float) -> None:
-        """Sets the time of a message to it, and of one back."""
-        if self.link is not None:
-            await self.link.delay(milliseconds)
+def served(
+    role: str, model: str, engine: EngineOptions = STARTED, pace: str | None = None, logit_noise: float = 0.0
+) -> Wanted:
+    """A target or drafter with one thread, perhaps slower or worse than its model is; `pace` and `logit_noise` as its
+    command has them. Raises UsageError: one of these is out of its range."""
+    with checked_options():
+        Emulation.parsed(pace, logit_noise)
+    options = [*(NO_DEFAULTS if role == "target" else ()), *(() if pace is None else ("--pace", pace))]
+    options += ["--logit-noise", str(logit_noise)] if logit_noise else []
+    return Wanted(role, model, 1, tuple(options), engine=engine)
 
 
 @asynccontextmanager
-async def service(role: str, served: Served, core: int, distant: bool) -> AsyncIterator[Distant]:
-    """A target or drafter on a core, on a host with a link of its own if it is distant; raises
-    CommandFailed."""
+async def service(asked: Wanted, core: int, distant: bool) -> AsyncIterator[tuple[str, EmulatedHost | None]]:
+    """The address of a target or drafter on a core, and of one that is distant the host, with a link of its own, by
+    which it is reached; raises CommandFailed."""
     async with AsyncExitStack() as stack:
-        link, prefix = None, on_core(core)
-        options = (*(NO_DEFAULTS if role == "target" else ()), *served.options)
-        if distant:
-            link = (await stack.enter_async_context(network([role])))[role]
-            prefix = (*link.place.prefix, *prefix)
-            options = (*options, "--host", link.place.listen)
-        (found,) = await stack.enter_async_context(running([Wanted(role, served.model, 1, options, prefix)]))
-        address = found.address if link is None else await link.address_through(found.address)
-        yield Distant(address, link)
+        prefix = on_core(core)
+        if not distant:
+            (found,) = await stack.enter_async_context(running([replace(asked, prefix=prefix)]))
+            yield found.address, None
+            return
+        link = (await stack.enter_async_context(network([asked.role])))[asked.role]
+        more = (*asked.more, "--host", link.place.listen)
+        far = replace(asked, more=more, prefix=(*link.place.prefix, *prefix))
+        (found,) = await stack.enter_async_context(running([far]))
+        yield await link.address_through(found.address), link
 
 
 def on_core(number: int) -> tuple[str, ...]:
     """What a command is run by so that it has one core to itself; nothing where there is no taskset (util-linux)."""
     cores = sorted(os.sched_getaffinity(0))
     return () if shutil.which("taskset") is None else ("taskset", "-c", str(cores[number % len(cores)]))
+
+
+@asynccontextmanager
+async def pair_here(target: "ModelOptions", drafter: "ModelOptions") -> AsyncIterator[Pipeline]:
+    """A pipeline over two models in this process, as fast as they are."""
+    from crossdraft.drafter.service import ServeDrafter  # what starts processes does without these
+    from crossdraft.rpc.server import Listening
+    from crossdraft.serving.models import serving
+    from crossdraft.target.service import ServeTarget
+
+    place = Listening(port=None, grace_seconds=0)
+    async with (
+        serving(ServeTarget(target, place), ServeDrafter(drafter, place)) as servers,
+        connect(servers["target"].here, servers["drafter"].here, patience(), needs_drafter=True) as pipeline,
+    ):
+        yield pipeline

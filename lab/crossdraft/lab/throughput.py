@@ -15,39 +15,35 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import torch
+import uvloop
 from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
-from crossdraft.cli.measuring import Columns, Table, repeats, total_of
+from crossdraft.cli.measuring import Columns, Table, repeats
 from crossdraft.cli.processes import patience
-from crossdraft.cli.running import CommandFailed, ProgressCounter, UsageError, checked_options
+from crossdraft.cli.running import CommandFailed, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.cli.serve import faults_of_models
-from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.client import GenerationRequest, SamplingOptions, connect
 from crossdraft.config.engine import STARTED
-from crossdraft.config.request import Overlap
 from crossdraft.config.service import SessionOptions
 from crossdraft.drafter.service import ServeDrafter
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import source_of
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.commands import ThroughputPlan
-from crossdraft.lab.harness import Prompted, gathered, in_turns, optional
-from crossdraft.lab.outputs import MILLISECONDS, Latencies, Output, Spread, latencies_of, ratio
+from crossdraft.lab.harness import Prompted, in_turns, lock_step, optional, overlapped
+from crossdraft.lab.outputs import MILLISECONDS, Ours, Output, RunResult, Spread, Together, Work, ratio
 from crossdraft.rpc.server import Listening, freeze_heap
 from crossdraft.serving.models import Servers, serving
 from crossdraft.session.models import requested_method
 from crossdraft.target.service import ServeTarget
 
 CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
-FIXED: dict[str, dict[str, Any]] = {  # choices in place of the controller's, and what a request says for each
-    "lock-step": {"overlap": Overlap.OFF, "num_speculative_tokens": 5},
-    "tree": {"overlap": Overlap.OFF, "num_speculative_tokens": 5, "tree_nodes": 16},
-    "overlapped": {"overlap": Overlap.ON, "max_draft_tokens": 16, "min_draft_tokens": 0},
-}
+FIXED = {"lock-step": lock_step(5), "tree": lock_step(5, 16), "overlapped": overlapped(16, 0)}
 DRAFTED = (CROSSDRAFT, *FIXED)
 CONFIGURATIONS = (*DRAFTED, CROSSDRAFT_PLAIN, ASSISTED)
 SHIFT = 8  # tokens that a prompt begins later with each time that its text is used again
@@ -66,46 +62,17 @@ Ids = tuple[int, ...]
 # What is measured of a run, and its figures.
 
 
-@dataclass(frozen=True)
-class Work:
-    """What was counted so far, or a difference of two readings."""
-
-    target: float = 0.0  # processor seconds of its thread, or of this process for transformers
-    drafter: float = 0.0  # likewise
-    loop: float = 0.0  # processor seconds of the thread in which the orchestrator runs, and this measures
-    steps: float = 0.0  # forwards of the target
-    jobs: float = 0.0  # sessions, summed over the forwards
-    seconds: float = 0.0  # in forwards and draws
-
-    def __sub__(self, before: "Work") -> "Work":
-        return Work(*(late - early for late, early in zip(astuple(self), astuple(before), strict=True)))
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """All outputs of one configuration that were made together."""
-
-    outputs: tuple[Output, ...]
-    seconds: float
-    work: Work
-
-
 @dataclass(frozen=True, kw_only=True)
-class ThroughputResult(Latencies):
+class ThroughputResult(Together):
     """One configuration with so many outputs at once, over all its runs."""
 
     configuration: str
     at_once: int
     outputs: int
-    tokens: int
-    seconds: float
-    tokens_per_second: float
     streaming: float | None  # tokens/s while all outputs were under way and had begun; None: there was no such time
     repeating: int  # outputs that repeat themselves
     others_per_token_ms: Spread | None  # per_token_ms of the others
-    tokens_per_pass: float | None
-    others_per_pass: float | None  # tokens_per_pass of outputs that do not repeat themselves
-    acceptance: float | None  # of the judged tokens; None: none was judged
+    others_per_pass: float | None  # tokens_per_pass of the others
     sessions: float | None  # in a forward of the target, mean
     forward_ms: float | None  # mean, draws included
     busy: float | None  # share of the time that the target was in forwards and draws
@@ -121,40 +88,29 @@ class ThroughputResult(Latencies):
 def measured(configuration: str, at_once: int, runs: Sequence[RunResult], temperature: float = 0.0) -> ThroughputResult:
     """Figures of at least one run."""
     outputs = [made for run in runs for made in run.outputs]
-    seconds, tokens = sum(run.seconds for run in runs), sum(made.tokens for made in outputs)
     others = [output for output in outputs if not repeats(output.ids)]
-    ours, theirs = (_total(some) for some in (outputs, others))
+    seconds, total = sum(run.seconds for run in runs), Together.figures_of(outputs)
+    found, of_others = (Together.fields_of(some, seconds) for some in (outputs, others))
     work = Work(*map(sum, zip(*(astuple(run.work) for run in runs), strict=True)))
     return ThroughputResult(
+        **found,
         configuration=configuration,
         at_once=at_once,
         outputs=len(outputs),
-        tokens=tokens,
-        seconds=seconds,
-        tokens_per_second=tokens / seconds,
         streaming=streaming([run.outputs for run in runs]),
-        **latencies_of(outputs),
         repeating=len(outputs) - len(others),
-        others_per_token_ms=latencies_of(others)["per_token_ms"],
-        tokens_per_pass=ratio(ours.tokens, ours.passes) if ours else None,
-        others_per_pass=ratio(theirs.tokens, theirs.passes) if theirs else None,
-        acceptance=ratio(ours.accepted, ours.accepted + ours.corrected) if ours else None,
+        others_per_token_ms=of_others["per_token_ms"],
+        others_per_pass=of_others["tokens_per_pass"],
         sessions=ratio(work.jobs, work.steps),
         forward_ms=ratio(MILLISECONDS * work.seconds, work.steps),
         busy=work.seconds / seconds if work.steps else None,
         target_cores=work.target / seconds,
         drafter_cores=work.drafter / seconds,
         loop_cores=work.loop / seconds,
-        tokens_per_target_second=tokens / work.target if work.target else 0.0,
-        draft_ms=ratio(MILLISECONDS * ours.drafter_seconds, ours.epochs) if ours and ours.draft_tokens else None,
+        tokens_per_target_second=found["tokens"] / work.target if work.target else 0.0,
+        draft_ms=ratio(MILLISECONDS * total.drafter_seconds, total.epochs) if total and total.draft_tokens else None,
         temperature=temperature,
     )
-
-
-def _total(outputs: Sequence[Output]) -> Statistics | None:
-    """Of outputs of ours."""
-    found = [output.figures for output in outputs if isinstance(output.figures, Statistics)]
-    return total_of(found) if found else None
 
 
 def streaming(runs: Iterable[Sequence[Output]]) -> float | None:
@@ -254,6 +210,7 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
     """What is measured."""
 
     unit = "runs"
+    runner: ClassVar[Run] = staticmethod(uvloop.run)  # as servers have it
 
     @property
     def theirs(self) -> tuple[int, ...]:
@@ -306,8 +263,12 @@ class Throughput(Prompted[ThroughputPlan, ThroughputResult]):
             needed, wished = self.outputs(max(plan.concurrency)), self.outputs(self.most_clients)
             prompts = prompts_of(texts, needed, plan.prompt_tokens, wished)
             most = min(self.most_clients, len(prompts) // plan.each)
-            for configuration in configurations:
-                await configuration.warm_up(prompts)
+            for one in configurations:
+                if isinstance(one, Theirs):
+                    await one.warm_up(prompts)
+                    continue
+                for at_once, tokens in self.warm_ups:
+                    await one.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once)
 
             async def cell(
                 some: Sequence[Configuration], at_once: int, options: SamplingOptions
@@ -377,9 +338,9 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Configu
     for name in (name for name in DRAFTED if name in plan.configuration):  # each learns by its own connection
         pipeline = connect(target, servers["drafter"].here, patience(), needs_drafter=True)
         drafted, request = await stack.enter_async_context(pipeline), replace(base, **FIXED.get(name, {}))
-        found.append(Ours(name, drafted, request, models, bench.warm_ups))
+        found.append(Ours(name, drafted, request, models.work))
     if CROSSDRAFT_PLAIN in plan.configuration:
-        found.append(Ours(CROSSDRAFT_PLAIN, plain, base, models, bench.warm_ups))
+        found.append(Ours(CROSSDRAFT_PLAIN, plain, base, models.work))
     if bench.theirs:
         pair = AssistedGeneration(plan.target, plan.drafter, plan.engine.dtype, plan.engine.device)
         found += [Theirs(pair, threads, on_cpu, base.options) for threads in bench.theirs]
@@ -428,41 +389,6 @@ class Models:
 
 def _processor_seconds(thread: threading.Thread | None) -> float:
     return 0.0 if thread is None else time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0))
-
-
-@dataclass(frozen=True, eq=False)
-class Ours:
-    """A pipeline over our models."""
-
-    name: str
-    pipeline: Pipeline
-    request: GenerationRequest  # its prompt and its number of tokens are replaced
-    models: Models
-    warm_ups: tuple[tuple[int, int], ...]  # outputs at once, and tokens of each
-
-    async def warm_up(self, prompts: Sequence[Ids]) -> None:
-        """A few outputs."""
-        for at_once, tokens in self.warm_ups:
-            await self.run(prompts[: max(at_once, ONE_BY_ONE)], tokens, at_once, self.request.options)
-
-    async def run(self, prompts: Sequence[Ids], tokens: int, at_once: int, options: SamplingOptions) -> RunResult:
-        asked = replace(self.request, max_tokens=tokens, options=options)
-        before, began = self.models.work(), time.monotonic()
-
-        async def made(number: int) -> Output:
-            return await self._output(replace(asked, prompt=prompts[number], choice=number))
-
-        outputs = await gathered(made, range(len(prompts)), at_once)
-        return RunResult(tuple(outputs), time.monotonic() - began, self.models.work() - before)
-
-    async def _output(self, request: GenerationRequest) -> Output:
-        asked, moments = time.monotonic(), []
-        async with self.pipeline.run(request) as generation:
-            async for _ in generation:
-                moments.append(time.monotonic())
-        if generation.statistics is None or not moments:
-            raise CommandFailed("an output ended without a token or without its statistics")
-        return Output(asked, tuple(moments), moments[-1], tuple(generation.ids), generation.statistics)
 
 
 class Moments(BaseStreamer):

@@ -363,12 +363,12 @@ class Engine:
         moves: list[dict[int, int]] = [{} for _ in self._cache.pools]  # of each pool, to each slot the one it is from
         for index, entry in admitted.items():
             request = requests[index]
-            plan, limit = entry.plan(request), min(request.tokens, self.chunk) if self._windowed else request.tokens
+            plan, limit = self._plan(request), min(request.tokens, self.chunk) if self._windowed else request.tokens
             inputs = plan if limit >= len(plan.tokens) else plan.first(plan.scheduled(limit))
             if self._windowed and inputs.tokens:
                 self._manager.make_room(entry, entry.cached, inputs, request.more)
             # A forward that fails leaves the slots in an unknown state: they count as empty until it has returned.
-            entry.cached, entry.planned = NOTHING_CACHED, None
+            entry.cached = NOTHING_CACHED
             if plan.moves:
                 for extent, moved in zip(entry.extents, moves, strict=True):
                     to = extent.origin + plan.move_start
@@ -381,9 +381,12 @@ class Engine:
         return slices
 
     def _plan(self, request: ForwardRequest) -> InputTokens:
-        """The tokens to compute for a request, by what is cached of its session or of a text that begins alike."""
+        """The tokens to compute for a request, by what is cached of its session or of a text that begins alike; made
+        once while nothing changes."""
         known = self._manager.get(request.session)
-        if known is not None:
-            return known.plan(request)
-        found = self._manager.cached_prefix(request.context)
-        return plan_inputs(NOTHING_CACHED if found is None else CachedTokens(request.context[: found[1]]), request)
+        if known is None:
+            found = self._manager.cached_prefix(request.context)
+            return plan_inputs(NOTHING_CACHED if found is None else CachedTokens(request.context[: found[1]]), request)
+        if request.planned is None or request.planned[0] is not known.cached:
+            request.planned = known.cached, plan_inputs(known.cached, request)
+        return request.planned[1]

@@ -18,7 +18,6 @@ from crossdraft.engine.requests import (
     ForwardRequest,
     InputTokens,
     common_prefix,
-    plan_inputs,
 )
 
 UNIT = 64  # slots of the smallest extent
@@ -111,14 +110,6 @@ class CacheEntry:
 
     extents: list[Extent]
     cached: CachedTokens = NOTHING_CACHED
-    planned: tuple[ForwardRequest, CachedTokens, InputTokens] | None = None  # the last plan, and what it was made from
-
-    def plan(self, request: ForwardRequest) -> InputTokens:
-        """The tokens to compute for a request; made once while nothing changes."""
-        known = self.planned
-        if known is None or known[0] is not request or known[1] is not self.cached:
-            known = self.planned = request, self.cached, plan_inputs(self.cached, request)
-        return known[2]
 
 
 class PrefixIndex:
@@ -307,7 +298,7 @@ class KVCacheManager:
         entry = self._live.pop(session, None)
         if entry is None:
             return
-        entry.cached, entry.planned = replace(entry.cached, tree=NO_TREE), None
+        entry.cached = replace(entry.cached, tree=NO_TREE)
         if len(entry.cached.ids) < BLOCK or not self._reuse:
             self._release(entry)
         else:

@@ -19,7 +19,7 @@ class ContextOverflowError(ValueError):
 class ForwardRequest:
     """Asks for logits after the committed tokens of a session and after nodes of a token tree.
 
-    The fields up to `hidden` never change; those after it are written by the model thread and its scheduler.
+    The fields up to `hidden` never change; those after it are written by the model thread, its scheduler and engine.
     """
 
     session: Hashable
@@ -33,6 +33,7 @@ class ForwardRequest:
     began: float | None = None  # when its first step did
     due: int = 0  # tokens still to be computed
     tokens: int = 0  # that a step may compute; the last committed token and the tree are not divided, even if more
+    planned: "tuple[CachedTokens, InputTokens] | None" = field(default=None, init=False)  # where this is cached
 
     @property
     def size(self) -> int:

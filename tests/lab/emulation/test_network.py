@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from time import monotonic
 
 import pytest
 import pytest_asyncio
@@ -40,12 +41,6 @@ class Echo:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    def send(self, data: bytes) -> None:
-        self.writer.write(data)
-
-    async def receive(self, count: int) -> bytes:
-        return await self.reader.readexactly(count)
-
     async def within(self, least: float, most: float) -> None:
         """A letter's way there and back takes `least` seconds always, and less than `most` unless the machine is busy:
         returns once one did."""
@@ -58,25 +53,23 @@ class Echo:
 
     async def seconds(self) -> float:
         """Of one letter's way there and back."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        self.send(b"x")
-        await self.receive(1)
-        return loop.time() - began
+        began = monotonic()
+        self.writer.write(b"x")
+        await self.reader.readexactly(1)
+        return monotonic() - began
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[hosts, relays], ids=["hosts", "relays"])
 async def echo(request: pytest.FixtureRequest) -> AsyncIterator[Echo]:
-    made: Callable[..., AbstractAsyncContextManager[dict[str, EmulatedHost]]] = request.param
-    network = made(["far"])
-    try:
-        links = await network.__aenter__()
-    except NoEmulationError as error:
-        pytest.skip(str(error))
-    link = links["far"]
-    command = (*link.place.prefix, sys.executable, "-c", ECHO, link.place.listen)
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
+    async with AsyncExitStack() as stack:
+        try:
+            link = (await stack.enter_async_context(request.param(["far"])))["far"]
+        except NoEmulationError as error:
+            pytest.skip(str(error))
+        command = (*link.place.prefix, sys.executable, "-c", ECHO, link.place.listen)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        stack.push_async_callback(process.wait)
+        stack.callback(process.kill)
         assert process.stdout is not None
         port = int(await process.stdout.readline())
         host, _, through = (await link.address_through(f"{link.place.listen}:{port}")).rpartition(":")
@@ -84,10 +77,6 @@ async def echo(request: pytest.FixtureRequest) -> AsyncIterator[Echo]:
         yield Echo(link, reader, writer)
         writer.close()
         await writer.wait_closed()
-    finally:
-        process.kill()
-        await process.wait()
-        await network.__aexit__(None, None, None)
 
 
 @with_the_hosts
@@ -105,14 +94,13 @@ async def test_an_echo_takes_both_delays(echo: Echo) -> None:
 async def test_a_delay_does_not_narrow_the_link(echo: Echo) -> None:
     await echo.link.delay(20)
     data = bytes(range(256)) * 16384
-    loop = asyncio.get_running_loop()
     seconds = HANGS
     async with asyncio.timeout(HANGS):
         while seconds >= 2:  # TCP widens its windows first; 64 pieces of 64 KiB, one after the other, take 2.56 s
-            began = loop.time()
-            echo.send(data)
-            assert await echo.receive(len(data)) == data
-            seconds = loop.time() - began
+            began = monotonic()
+            echo.writer.write(data)
+            assert await echo.reader.readexactly(len(data)) == data
+            seconds = monotonic() - began
     await echo.link.delay(0)
 
 
@@ -124,9 +112,9 @@ async def test_a_cut_link_passes_nothing(echo: Echo) -> None:
             await echo.link.cut()
         return
     await echo.link.cut()
-    echo.send(b"lost?")
+    echo.writer.write(b"lost?")
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(echo.receive(1), SOON)
+        await asyncio.wait_for(echo.reader.readexactly(1), SOON)
     assert echo.link.shape.cut
     assert not echo.writer.is_closing()
 

@@ -31,13 +31,17 @@ class Slept:
         self.seconds += seconds
 
 
+def paced_engine() -> tuple[Slept, Paced, Engine]:
+    slept, engine = Slept(), Engine(MODEL)
+    return slept, Paced(Pace(20, 0.5), engine.remaining, engine.step, *slept.clock), engine
+
+
 def whole(*requests: Request) -> list[Request]:
     return [replace(request, tokens=100) for request in requests]
 
 
 def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
-    slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, *slept.clock)
+    slept, paced, _ = paced_engine()
     paced(whole(Request("a", PROMPT, TREE)))
     paced(whole(Request("a", (*PROMPT, 1, 9), TREE)))  # 1 is in the cache
     paced(whole(Request("a", (*PROMPT, 1, 9, 9), TREE), Request("b", PROMPT * 3, TREE)))  # together
@@ -46,8 +50,7 @@ def test_what_a_step_feeds_counts_and_a_text_that_is_new_does_not() -> None:
 
 
 def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
-    slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, *slept.clock)
+    slept, paced, _ = paced_engine()
     prompt = Request("a", PROMPT * 3, TREE)
     for tokens in (5, 5, 10):
         (logits,) = paced([replace(prompt, tokens=tokens)])
@@ -60,8 +63,7 @@ def test_a_prompt_in_several_steps_costs_what_it_costs_in_one() -> None:
 
 
 def test_a_text_that_was_lost_does_not_count_again() -> None:
-    slept, engine = Slept(), Engine(MODEL)
-    paced = Paced(Pace(20, 0.5), engine.remaining, engine.step, *slept.clock)
+    slept, paced, engine = paced_engine()
     paced(whole(Request("a", PROMPT * 3)))
     engine.close("a")
     paced(whole(Request("b", PROMPT[::-1] * 20)))

@@ -11,8 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from crossdraft.engine.names import BUNDLED
 from crossdraft.lab.training.chats import TEMPLATE, chat_rows
-from crossdraft.lab.training.corpus import Document, is_held_out
-from crossdraft.lab.training.data import IGNORED, document_rows, tokenize
+from crossdraft.lab.training.data import IGNORED, Document, document_rows, is_held_out, tokenize
 from crossdraft.lab.training.train import DRAFTER_B, Progressed, export, judge_rows
 from crossdraft.text.answers import format_of
 from tests.prompts import FILE, PROMPTS

@@ -18,7 +18,6 @@ from crossdraft.engine.distributions import joined
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import StepFunction
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.types.trees import ROOT
 
 LATEST = 8  # tokens that the noise depends on, besides the number of tokens before
 WINDOWS = 1 << 16
@@ -124,14 +123,9 @@ class Noisy:
 
 def _windows_of(request: ForwardRequest) -> Iterator[int]:
     """Where the noise of each row that is asked for begins."""
-    end, before, tree = request.context[-LATEST:], len(request.context), request.tree
+    end, before, paths = request.context[-LATEST:], len(request.context), request.tree.paths()
     for row in request.rows():
-        path: list[int] = []
-        node = row - 1
-        while node != ROOT:
-            path.append(tree.tokens[node])
-            node = tree.parents[node]
-        yield _window(before + len(path), (*end, *reversed(path)))
+        yield _window(before + len(paths[row]), (*end, *paths[row]))
 
 
 def _window(count: int, tokens: tuple[int, ...]) -> int:

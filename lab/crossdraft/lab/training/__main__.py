@@ -4,21 +4,18 @@ Stages resume where they were stopped; a stage that is done is not done again.
 """
 
 import math
-from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from crossdraft.engine.names import BUNDLED
 from crossdraft.lab.training import eagle, train
 from crossdraft.lab.training.chats import HELD_OUT, TEMPLATE, chat_rows
-from crossdraft.lab.training.corpus import read_corpus
-from crossdraft.lab.training.data import LENGTH_GROUPS, Rows, tokenize
+from crossdraft.lab.training.data import LENGTH_GROUPS, WRITTEN, Rows, read_corpus, tokenize, written
 from crossdraft.lab.training.train import CHAT, RECIPES, TARGET, Progressed, Recipe
 
 app = typer.Typer(help=__doc__, no_args_is_help=False)
@@ -44,7 +41,10 @@ def main(
 
 def make(recipe: Recipe, folder: Path, work: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(recipe, folder)
+    # Tokenizers stay as they are: how they were made of the corpus is in the history.
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+        BUNDLED / (recipe.begins_with or recipe.name)
+    )
     model = train.build_model(recipe, tokenizer)
     if recipe is CHAT:
         tokenizer.chat_template = TEMPLATE
@@ -63,10 +63,9 @@ def _train_on_texts(
     corpus = read_corpus()
     pool = tokenize(corpus.training, tokenizer, folder / "corpus.npz")
     held_out = tokenize(corpus.held_out, tokenizer, folder / "held-out.npz")
-    names = () if recipe is TARGET else train.WRITTEN
+    names = () if recipe is TARGET else WRITTEN
     texts = {
-        name: tokenize(some := train.written(work, name), tokenizer, folder / f"{name}-{len(some)}.npz")
-        for name in names
+        name: tokenize(some := written(work, name), tokenizer, folder / f"{name}-{len(some)}.npz") for name in names
     }
     size = sum(len(document.text.encode()) for document in corpus.held_out)
 
@@ -78,58 +77,6 @@ def _train_on_texts(
         return train.rows_at(recipe, step, pool, texts.get("written"))
 
     return train.fit(recipe, model, rows_of, measured, folder)
-
-
-def _tokenizer(recipe: Recipe, folder: Path) -> PreTrainedTokenizerFast:
-    folder = BUNDLED / recipe.begins_with if recipe.begins_with else folder
-    if not (folder / "tokenizer.json").exists():
-        texts = [document.text for document in read_corpus().training]
-        BUILDERS[recipe.tokenizer](texts, recipe.vocabulary).save_pretrained(folder)
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
-    return tokenizer
-
-
-# The tokenizers that are made: byte-level BPE with Llama 3's pattern, and bytes. Models that begin with a bundled one
-# keep its own; how those of drafters A and B were made is in the history.
-
-LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-END_OF_TEXT = "<|endoftext|>"
-SPECIAL = AddedToken(END_OF_TEXT, special=True, normalized=False)
-ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-BYTES_ONLY = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-
-
-def byte_level(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, BYTES_ONLY])
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=ALPHABET, special_tokens=[SPECIAL], show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return _finished(tokenizer)
-
-
-def single_bytes(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """The 256 bytes and an end of text."""
-    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(ALPHABET)}, merges=[]))
-    tokenizer.pre_tokenizer = BYTES_ONLY
-    tokenizer.add_special_tokens([SPECIAL])
-    return _finished(tokenizer)
-
-
-def _finished(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
-
-
-BUILDERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] = {
-    "byte-level": byte_level,
-    "bytes": single_bytes,
-}
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.lab.training.corpus import SEED, is_held_out, read_corpus
-from crossdraft.lab.training.data import IGNORED, LENGTH_GROUPS, Rows
+from crossdraft.lab.training.data import IGNORED, LENGTH_GROUPS, SEED, Rows, is_held_out, read_corpus
 from crossdraft.text.chat_template import ChatTemplate
 
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("chats.json").read_text(encoding="utf-8"))

@@ -1,11 +1,16 @@
-"""Training data: documents as one stream of token ids, rows drawn from it, and text that the target writes.
+"""Training data: the corpus, documents as one stream of token ids, rows drawn from it, and text that the target writes.
 
-Rows are a function of the step number alone, so that a run resumes where it was stopped. The drafters are distilled on
-continuations that the target wrote of prompts from the corpus.
+The corpus are the sources of Python's own standard library. A fixed share of the files, chosen by a hash of their
+paths, is held out: no tokenizer and no model sees them; prompts and bits per byte come from them. Rows are a function
+of the step number alone, so that a run resumes where it was stopped. The drafters are distilled on continuations that
+the target wrote of prompts from the corpus.
 """
 
+import hashlib
 import json
+import sysconfig
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +18,69 @@ import torch
 from rich.progress import track
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StaticCache
 
-from crossdraft.lab.training.corpus import SEED, Document
+from crossdraft.engine.names import BUNDLED
 
+SEED = 20251120  # of everything that training and the choice of prompts draw
+HELD_OUT_PER_CENT = 6
+SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "encodings", "__pycache__"})
+SMALLEST_FILE = 200  # bytes
+LARGEST_FILE = 400_000  # bytes; above it there are only generated tables
 IGNORED = -100  # the label that the loss leaves out
 ROUNDS = 44
+WRITTEN = {"written": range(ROUNDS), "greedy": range(2, 3)}  # rounds of the target's texts; 2 is at temperature 0
 ROWS = 256  # texts written at once
 PROMPT_TOKENS = (32, 64, 128, 192)  # by turns
 NEW_TOKENS = 128
 LENGTH_GROUPS = 8  # of texts drawn for a step: one is trained on
 TEMPERATURES = (0.0, 1.0, 0.0, 0.0, 0.6, 0.0, 1.0, 0.0)  # by turns
 Rows = tuple[torch.Tensor, torch.Tensor]  # ids and labels, both int64, shape (rows, tokens)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One source file, or a text that the target wrote."""
+
+    name: str  # of a file: its path relative to the standard library, with forward slashes
+    text: str
+    prompt: int = 0  # characters at the beginning that are no output of the target
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The documents to learn from and the ones to judge by."""
+
+    training: tuple[Document, ...]
+    held_out: tuple[Document, ...]
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a file is kept out of training: a pure function of its path."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PER_CENT
+
+
+@cache
+def read_corpus() -> Corpus:
+    """Every Python source of this interpreter's standard library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    documents = [document for path in sorted(root.rglob("*.py")) if (document := _read(root, path))]
+    training = tuple(document for document in documents if not is_held_out(document.name))
+    held_out = tuple(document for document in documents if is_held_out(document.name))
+    return Corpus(training, held_out)
+
+
+def _read(root: Path, path: Path) -> Document | None:
+    relative = path.relative_to(root)
+    if SKIPPED_FOLDERS & set(relative.parts):
+        return None
+    raw = path.read_bytes()
+    if not SMALLEST_FILE <= len(raw) <= LARGEST_FILE:
+        return None
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None  # a few old sources declare another encoding
+    return Document(relative.as_posix(), text.replace("\r\n", "\n"))
 
 
 @dataclass(frozen=True)
@@ -34,16 +92,16 @@ class TokenPool:
     outputs: np.ndarray  # int64, shape (documents,): where each document's prompt ends, in the stream
 
 
-def tokenize(documents: tuple[Document, ...], tokenizer: PreTrainedTokenizerFast, cache: Path) -> TokenPool:
-    """Tokenize once, keep the result in `cache` (npz). Every document ends with the end-of-text id."""
-    if not cache.exists():
+def tokenize(documents: tuple[Document, ...], tokenizer: PreTrainedTokenizerFast, path: Path) -> TokenPool:
+    """Tokenize once, keep the result in `path` (npz). Every document ends with the end-of-text id."""
+    if not path.exists():
         encoded = [tokenizer(document.text, return_offsets_mapping=True) for document in documents]
         pieces = [np.array([*encoding.input_ids, tokenizer.eos_token_id], dtype=np.int32) for encoding in encoded]
         pairs = zip(documents, encoded, strict=True)
         prompts = [sum(end <= document.prompt for _, end in encoding.offset_mapping) for document, encoding in pairs]
         starts = np.cumsum([0, *map(len, pieces)])
-        np.savez(cache, ids=np.concatenate(pieces), starts=starts, outputs=starts[:-1] + prompts)
-    stored = np.load(cache)
+        np.savez(path, ids=np.concatenate(pieces), starts=starts, outputs=starts[:-1] + prompts)
+    stored = np.load(path)
     return TokenPool(stored["ids"], stored["starts"], stored["outputs"])
 
 
@@ -74,6 +132,15 @@ def document_rows(pool: TokenPool, rng: np.random.Generator, rows: int, window: 
     return torch.from_numpy(ids), torch.from_numpy(labels)
 
 
+def written(work: Path, name: str, rounds: int = ROUNDS) -> tuple[Document, ...]:
+    """Texts by the target in `work`: `written` to learn from, `greedy` after held-out prompts to judge by."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED / "target")
+    model = LlamaForCausalLM.from_pretrained(BUNDLED / "target", dtype=torch.bfloat16)
+    prompts = read_corpus().held_out if name == "greedy" else read_corpus().training
+    pool = tokenize(prompts, tokenizer, work / f"{name}-prompts.npz")
+    return write_texts(model, tokenizer, pool, work / f"{name}.jsonl", WRITTEN[name][:rounds])
+
+
 def write_texts(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, pool: TokenPool, path: Path, rounds: range
 ) -> tuple[Document, ...]:
@@ -97,11 +164,11 @@ def _write_round(model: LlamaForCausalLM, pool: TokenPool, number: int) -> tuple
     temperature = TEMPERATURES[number % len(TEMPERATURES)]
     generator = torch.Generator().manual_seed(SEED + number)
     ids, _ = stream_rows(pool, np.random.default_rng([SEED, 1, number]), ROWS, length)
-    cache = StaticCache(config=model.config, max_cache_len=length + NEW_TOKENS)
+    kept = StaticCache(config=model.config, max_cache_len=length + NEW_TOKENS)
     latest = ids
     for _ in range(NEW_TOKENS):
         position = torch.arange(ids.shape[1] - latest.shape[1], ids.shape[1])
-        logits = model(latest, past_key_values=cache, position_ids=position[None], logits_to_keep=1).logits[:, -1]
+        logits = model(latest, past_key_values=kept, position_ids=position[None], logits_to_keep=1).logits[:, -1]
         latest = logits.argmax(-1, keepdim=True)
         if temperature > 0:
             latest = torch.multinomial((logits.float() / temperature).softmax(-1), 1, generator=generator)

@@ -5,7 +5,6 @@ of a draft are trained as they will be: each reads what the one before it has co
 Prompts are trained without states, as the target sends none of them.
 """
 
-import shutil
 import time
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from crossdraft.engine.eagle.engine import StateLayer
 from crossdraft.engine.loader import FUSION
 from crossdraft.engine.names import BUNDLED
-from crossdraft.lab.training.corpus import SEED
-from crossdraft.lab.training.data import IGNORED, Rows, document_rows, tokenize
-from crossdraft.lab.training.train import descend, optimizers_of, written
+from crossdraft.lab.training.data import IGNORED, SEED, Rows, document_rows, tokenize, written
+from crossdraft.lab.training.train import descend, optimizers_of
 
 NAME = "drafter-eagle"
 MINUTES = 14.0  # of training
@@ -146,13 +144,12 @@ def make(work: Path) -> None:
             shares = agreement(layer, target, held_out, 6)
             print(f"step {step} loss {loss.item():.3f} {seconds:.0f} s, agreement {shares}", flush=True)
     print(f"{step} steps, {tokens} tokens, agreement {agreement(layer, target, held_out, 6)}: for the card")
-    export(layer, BUNDLED / NAME)
+    export(layer, tokenizer, BUNDLED / NAME)
 
 
-def export(layer: StateLayer, folder: Path) -> None:
+def export(layer: StateLayer, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write weights and the target's tokenizer beside the card."""
     layer.model.to(torch.float16).save_pretrained(folder)  # type: ignore[arg-type]
     parts = {"fusion": layer.fusion, "absent": layer.absent}
     save_file({name: part.detach().to(torch.float16) for name, part in parts.items()}, folder / FUSION)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(BUNDLED / "target" / name, folder / name)
+    tokenizer.save_pretrained(folder)

@@ -16,24 +16,13 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from crossdraft.engine.names import BUNDLED
-from crossdraft.lab.training.corpus import SEED, Document, read_corpus
-from crossdraft.lab.training.data import (
-    IGNORED,
-    ROUNDS,
-    Rows,
-    TokenPool,
-    document_rows,
-    stream_rows,
-    tokenize,
-    write_texts,
-)
+from crossdraft.lab.training.data import IGNORED, SEED, Rows, TokenPool, document_rows, stream_rows
 
 WARM_UP_STEPS = 40
 HELD_RATE_SHARE = 0.4  # of the steps at the peak rate; then linearly down
 LAST_RATE_SHARE = 0.03
 LONG_ROWS_FROM = 0.9  # share of the steps after which rows are as long as the context
 CHECKPOINT_EVERY = 200  # steps; each is a point of the learning curve
-WRITTEN = {"written": range(ROUNDS), "greedy": range(2, 3)}  # rounds of the target's texts; 2 is at temperature 0
 Measure = Callable[[], tuple[float, float]]  # held-out bits per byte, agreement
 CARD = """---
 license: apache-2.0
@@ -70,7 +59,7 @@ class Recipe:
     """Everything that decides one bundled model, apart from the corpus and the seed."""
 
     name: str
-    tokenizer: str  # a key of BUILDERS, unless it begins with a model
+    tokenizer: str  # its kind
     vocabulary: int  # ids, special tokens included
     width: int  # hidden size
     inner: int  # feed-forward size
@@ -255,15 +244,6 @@ def judge_rows(model: LlamaForCausalLM, rows: Rows) -> tuple[float, float]:
         right += bool((logits.argmax(-1) == tokens).all())
         size += len(tokens)
     return nats / size / math.log(2), right / len(rows[0])
-
-
-def written(work: Path, name: str, rounds: int = ROUNDS) -> tuple[Document, ...]:
-    """Texts by the target in `work`: `written` to learn from, `greedy` after held-out prompts to judge by."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED / TARGET.name)
-    model = LlamaForCausalLM.from_pretrained(BUNDLED / TARGET.name, dtype=torch.bfloat16)
-    prompts = read_corpus().held_out if name == "greedy" else read_corpus().training
-    pool = tokenize(prompts, tokenizer, work / f"{name}-prompts.npz")
-    return write_texts(model, tokenizer, pool, work / f"{name}.jsonl", WRITTEN[name][:rounds])
 
 
 def export(

@@ -1,1 +1,0 @@
-"""Load tests: requests on a schedule, the moments of each one's events, and figures for people and programs."""
