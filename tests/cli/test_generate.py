@@ -291,10 +291,12 @@ def table(counts: Counts, audit: bool) -> str:
     return stream.getvalue()
 
 
-def test_every_figure_has_a_meaning() -> None:
+def test_what_is_explained_are_figures_and_no_more_than_a_reader_reads() -> None:
     names = ("rewinds", "branches", "branches_tried", "stalls", "speculated", "drafters_lost", "targets_lost")
     statistics = counted(Counts(**dict.fromkeys(names, 1)))
-    assert [name for name, _ in rows_of(statistics) + events_of(statistics)] == list(MEANINGS)
+    names = [name for name, _ in rows_of(statistics) + events_of(statistics)]
+    assert [name for name in names if name in MEANINGS] == list(MEANINGS)
+    assert len(MEANINGS) <= 10
 
 
 def test_acceptance_is_shown_by_position() -> None:

@@ -7,21 +7,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 from math import ceil
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from crossdraft.config.request import Speculation
+from crossdraft.config.request import ALIASES, Speculation
 from crossdraft.rpc import errors
 from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
-from crossdraft.serving.http.chats import UNSERVED
+from crossdraft.serving.http.chats import UNSERVED, Body
+from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.limits import KeyRefusedError
 from crossdraft.types.request import PromptTooLongError, RequestError
 
 log = logging.getLogger(__name__)
 NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
 SHOWN = 60  # characters of a value
+# What to do in place of a field that is not served.
+INSTEAD = {
+    "best_of": "use n, and choose among the outputs", "function_call": "use tool_choice", "functions": "use tools",
+    "chat_template": "start the target with --chat-template FILE", "request_id": "use the header x-request-id",
+}  # fmt: skip
+# Fields of objects in a body, by their names there: a client may write them beside these objects.
+INNER = {
+    inner.alias or name: f"{outer}.{inner.alias or name}"
+    for outer, field in GenerationBody.model_fields.items()
+    for kind in (field.annotation, *get_args(field.annotation))
+    if isinstance(kind, type) and issubclass(kind, Body)
+    for name, inner in kind.model_fields.items()
+} | {short: f"speculative.{short}" for short in ALIASES}
 
 
 class Fault(BaseModel):
@@ -162,11 +176,13 @@ def _complaint(fault: Any, param: str | None, named: bool) -> str:
     limits, value = fault.get("ctx", {}), fault["input"]
     if param is None:
         return f"the body: {_plain(fault['msg'])}" if named else f"the body: {NO_OBJECT}"
-    if fault["type"] == "extra_forbidden" and param.rpartition(".")[2] not in UNSERVED:
-        now = "; vLLM calls it structured_outputs since 0.12" if param.startswith("guided_") else ""
-        return f"Unrecognized request argument supplied: {param}{now}"
+    name = param.rpartition(".")[2]
+    if fault["type"] == "extra_forbidden" and name in UNSERVED:
+        return f"{param} is not served: {INSTEAD.get(name, 'leave it out')}"
     if fault["type"] == "extra_forbidden":
-        return f"{param} is not served: leave it out"
+        now = "; vLLM calls it structured_outputs since 0.12" if param.startswith("guided_") else ""
+        now = now or (f"; it belongs to {INNER[param].partition('.')[0]}: {INNER[param]}" if param in INNER else "")
+        return f"Unrecognized request argument supplied: {param}{now}"
     if fault["type"] == "literal_error":
         expected = limits["expected"].replace("False", "false")  # as JSON has it
         return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {expected}"
