@@ -109,6 +109,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--method", "guess"), "unknown method 'guess'; this pair of models can do union, tli, coupled"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
+        (("--logit-bias", "1:101"), "--logit-bias must map token ids, such as 303, to numbers between -100 and 100"),
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
         (("--target", "http://127.0.0.1:7301"), "--target must be HOST:PORT, without http://, got"),

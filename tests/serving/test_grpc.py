@@ -209,7 +209,7 @@ async def test_what_cannot_be_done_there_is_not_sent(
     for settings in ({"method": "guess"}, {"method": "tokentiming"}):
         with pytest.raises(RequestError, match=r"unknown method|allow_inexact"):
             client.generate("Hello", **settings)
-    with pytest.raises(errors.BadRequest, match="^model: "):  # it does not fit its field
+    with pytest.raises(errors.BadRequest, match=r"^model: "):  # it does not fit its field
         await anext(client.replies(Generate(GenerationRequest("x"), model=5)))  # type: ignore[arg-type]
     assert outputs.requests == []
 

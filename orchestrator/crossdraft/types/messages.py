@@ -10,7 +10,7 @@ from typing import Any
 from crossdraft.config import MOST_DRAFT_TOKENS as MOST_DRAFT_TOKENS
 from crossdraft.config import MOST_LIKELY as MOST_LIKELY
 from crossdraft.config.fields import LeftOut as LeftOut
-from crossdraft.config.fields import check, unchecked, written
+from crossdraft.config.fields import OptionError, check, unchecked, written
 from crossdraft.config.request import Sampling
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.grammar import Grammar
@@ -65,14 +65,14 @@ class SamplingOptions(Sampling):
         for name in LISTS:
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        faults = (
-            _fault_of_biases(self.logit_bias),
-            fault_of_ids("allowed_token_ids", self.allowed_token_ids),
-            _fault_of_words(self.bad_word_ids),
-            fault_of_ids("end_ids", self.end_ids),
-        )
-        if fault := next(filter(None, faults), ""):
-            raise ValueError(fault)
+        for name, fault in (
+            ("logit_bias", _fault_of_biases(self.logit_bias)),
+            ("allowed_token_ids", fault_of_ids(self.allowed_token_ids)),
+            ("bad_word_ids", _fault_of_words(self.bad_word_ids)),
+            ("end_ids", fault_of_ids(self.end_ids)),
+        ):
+            if fault:
+                raise OptionError(name, fault)
 
     @property
     def looks_back(self) -> bool:
@@ -89,14 +89,14 @@ class SamplingOptions(Sampling):
 LISTS = ("logit_bias", "allowed_token_ids", "bad_word_ids", "end_ids")  # of SamplingOptions
 
 
-def fault_of_ids(name: str, ids: object) -> str:
-    """What is wrong with token ids; empty: nothing."""
+def fault_of_ids(ids: object) -> str:
+    """What is wrong with token ids, to be said after their name; empty: nothing."""
     if not isinstance(ids, tuple | list):
-        return f"{name} must be a tuple of token ids, got {ids!r}"
+        return f"must be a tuple of token ids, got {ids!r}"
     if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) <= MAX_ID)):
         return ""  # a million of them take long one by one
     wrong = [token for token in ids if not _is_id(token)]
-    return f"{name} must be token ids, whole numbers from 0 to {written(MAX_ID)}, and has {wrong[0]!r}" if wrong else ""
+    return f"must be token ids, whole numbers from 0 to {written(MAX_ID)}, and has {wrong[0]!r}" if wrong else ""
 
 
 def _is_id(token: object) -> bool:
@@ -105,16 +105,15 @@ def _is_id(token: object) -> bool:
 
 def _fault_of_words(words: object) -> str:
     """The same of `bad_word_ids`."""
+    wanted = "must be a tuple of tuples of token ids, each with one at least"
     if not isinstance(words, tuple):
-        return f"bad_word_ids must be a tuple of tuples of token ids, got {words!r}"
-    if not all(words):
-        return "each of bad_word_ids must have at least one id"
-    return next(filter(None, (fault_of_ids("each of bad_word_ids", word) for word in words)), "")
+        return f"{wanted}, got {words!r}"
+    return next((f"{wanted}, and has {word!r}" for word in words if not word or fault_of_ids(word)), "")
 
 
 def _fault_of_biases(biases: object) -> str:
     """The same of `logit_bias`, as pairs."""
-    wanted = "logit_bias must map token ids, such as 303, to numbers between -100 and 100"
+    wanted = "must map token ids, such as 303, to numbers between -100 and 100"
     if not isinstance(biases, tuple) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in biases):
         return f"{wanted}, got {biases!r}"
     for token, bias in biases:

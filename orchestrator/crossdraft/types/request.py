@@ -265,8 +265,8 @@ def check_text(name: str, text: object) -> None:
 
 def check_ids(name: str, ids: tuple[int, ...]) -> None:
     """Raises RequestError unless all are token ids."""
-    if fault := fault_of_ids(name, ids):
-        raise RequestError(fault, name)
+    if fault := fault_of_ids(ids):
+        raise RequestError(f"{name} {fault}", name)
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
