@@ -113,7 +113,8 @@ WRONG_COMPLETIONS: list[tuple[dict[str, object], str | None, str]] = [  # beside
     ({"stop_token_ids": [-1]}, "stop_token_ids.0", "greater than or equal to 0"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must not be 0"),
     ({"prompt_logprobs": 1, "stream": True}, None, "are not available when `stream=True`"),
-    ({"temprature": 1}, "temprature", "Unrecognized request argument supplied"),
+    ({"temprature": 1}, "temprature", "argument supplied: temprature; did you mean temperature?"),
+    ({"speculation": {"k": 3}}, "speculation", "argument supplied: speculation; did you mean speculative?"),
     ({"n": 33}, "n", "at most 32"),
     ({"best_of": 2}, "best_of", "best_of is not served: use n, and choose among the outputs"),
     ({"drafter": "small"}, "drafter", "argument supplied: drafter; it belongs to speculative: speculative.drafter"),
@@ -262,6 +263,7 @@ async def test_paths_and_methods_that_are_not_there(served: Front) -> None:
     response = await served.http.get(COMPLETIONS)
     assert (response.status_code, fault(response)["code"]) == (405, "method_not_allowed")
     assert response.headers["allow"] == "POST"
+    assert fault(response)["message"] == f"{COMPLETIONS} takes POST"
 
 
 @pytest.mark.parametrize("chunked", [False, True])

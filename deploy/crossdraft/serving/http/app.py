@@ -281,7 +281,7 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
     except RefusedError as error:
         return error.with_traceback(None)
     except ValidationError as error:
-        return refusal_of_faults(error.errors(include_url=False), body)
+        return refusal_of_faults(error.errors(include_url=False), body, kind.model_fields)
 
 
 def _parts(text: str) -> int:
