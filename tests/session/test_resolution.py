@@ -250,8 +250,8 @@ def test_an_audit_needs_a_drafter() -> None:
         # Prompts that are none.
         ({"prompt": ()}, "the prompt is empty"),
         ({"prompt": Chat((Message("user", "x"),), template_kwargs="[]")}, "template_kwargs must be a JSON object"),
-        ({"prompt": (1, -1)}, r"prompt must be token ids, whole numbers from 0 to 2\*\*31 - 1, and has -1"),
-        ({"stop_token_ids": (2**31,)}, "^stop_token_ids must be token ids, .* has 2147483648"),
+        ({"prompt": (1, -1)}, r"prompt must be token ids, whole numbers from 0 to 2\*\*32 - 1, and has -1"),
+        ({"stop_token_ids": (2**32,)}, "^stop_token_ids must be token ids, .* has 4294967296"),
         ({"max_tokens": 2**31}, r"^max_tokens must be between 0 and 2\*\*31 - 1, got 2147483648"),
         ({"prompt": (1, True)}, "has True"),
         ({"prompt": ("a",)}, "has 'a'"),

@@ -20,7 +20,7 @@ from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
 
 MAX_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
-MAX_ID = 2**31 - 1  # of a token
+MAX_ID = 2**32 - 1  # of a token: what messages can hold
 MAX_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
 # Of SamplingOptions: for what a request leaves out, a model may have settings of its own.
 MODEL_SETTINGS = tuple(one.name for one in fields(Sampling) if isinstance(one.default, LeftOut))
