@@ -109,6 +109,7 @@ def test_options_reach_the_services(cli: Cli, pair: Pair) -> None:
         (("--method", "guess"), "unknown method 'guess'; this pair of models can do union, tli, coupled"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
         (("--logit-bias", "often"), "--logit-bias must be ID:BIAS, such as 42:-100, got 'often'"),
+        (("--logit-bias", "1:101"), "--logit-bias must map token ids, such as 303, to numbers between -100 and 100"),
         (("--drafter", "localhost"), "--drafter must be HOST:PORT"),
         (("--target", "localhost:0"), "--target must be HOST:PORT"),
         (("--target", "http://127.0.0.1:7301"), "--target must be HOST:PORT, without http://, got"),
@@ -295,10 +296,12 @@ def table(counts: Counts, audit: bool) -> str:
     return stream.getvalue()
 
 
-def test_every_figure_has_a_meaning() -> None:
+def test_what_is_explained_are_figures_and_no_more_than_a_reader_reads() -> None:
     names = ("rewinds", "branches", "branches_tried", "stalls", "speculated", "drafters_lost", "targets_lost")
     statistics = counted(Counts(**dict.fromkeys(names, 1)))
-    assert [name for name, _ in rows_of(statistics) + events_of(statistics)] == list(MEANINGS)
+    names = [name for name, _ in rows_of(statistics) + events_of(statistics)]
+    assert [name for name in names if name in MEANINGS] == list(MEANINGS)
+    assert len(MEANINGS) <= 10
 
 
 def test_acceptance_is_shown_by_position() -> None:

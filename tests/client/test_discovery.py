@@ -65,6 +65,21 @@ def test_addresses_are_separated_by_commas_and_counted_once() -> None:
         connect("")
 
 
+@pytest.mark.parametrize(
+    ("addresses", "complaint"),
+    [
+        (("localhost",), "an address of a target must be HOST:PORT, such as 127.0.0.1:7001, got 'localhost'"),
+        (("http://a:1",), "an address of a target must be HOST:PORT, without http://"),
+        (("a:1", "a:1,b:70000"), "an address of a drafter must be HOST:PORT, .* got 'b:70000'"),
+    ],
+)
+def test_addresses_without_a_port_are_refused_before_anything_is_connected(
+    addresses: tuple[str, ...], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        connect(*addresses)
+
+
 async def test_one_target_is_enough(target: TargetClient, nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
     async with connect(f"{nowhere},{target.address}") as pipeline:
         generation = pipeline.generate(PROMPT, **SETTINGS)

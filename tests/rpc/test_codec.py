@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crossdraft.config.fields import typed
 from crossdraft.rpc import codec, frames, generation
 from crossdraft.rpc.codec import GRID, LEADING, MAX_BITS
 from crossdraft.rpc.errors import BadMessage, BadRequest
@@ -289,7 +290,7 @@ TARGET_REQUESTS = [
     (opening(prompt=[1] * (codec.MAX_IDS + 1)), f"prompt has {codec.MAX_IDS + 1}"),
     (opening(options={"logit_bias": [{}] * (codec.MAX_BIASES + 1)}), "options.logit_bias has 65537"),
     (opening(options={"bad_word_ids": [{"ids": [1]}] * (codec.MAX_BIASES + 1)}), "options.bad_word_ids has 65537"),
-    (opening(options={"bad_word_ids": [{}]}), "each of bad_word_ids must have at least one id"),
+    (opening(options={"bad_word_ids": [{}]}), "bad_word_ids must be a tuple of tuples of token ids, each with"),
     (opening(options={"bad_word_ids": [{"ids": [SIZE]}]}), "options.bad_word_ids has the id 300"),
     (opening(options={"allowed_token_ids": [SIZE]}), "options.allowed_token_ids has the id 300"),
     (opening(options={"end_ids": [SIZE]}), "options.end_ids has the id 300"),
@@ -568,6 +569,12 @@ REQUESTED, REPLIED = generation.decode_request, generation.decode_reply
         (REPLIED, {"ended": {}}, BadMessage, r"ended\.reason is not set"),
         (REPLIED, {}, BadMessage, "one of prompt, token and ended"),
         (REQUESTED, {"text": "x", "num_speculative_tokens": 65}, BadRequest, "must be between 1 and 64, got 65"),
+        (
+            REQUESTED,
+            {"text": "x", "max_tokens": 2**31},
+            BadRequest,
+            r"max_tokens must be between 0 and 2\*\*31 - 1, got",
+        ),
         (REQUESTED, {"text": "x", "overlap": 2, "max_draft_tokens": 3}, BadRequest, "has no effect with overlap off"),
     ],
 )
@@ -577,10 +584,24 @@ def test_what_means_nothing_or_cannot_be_is_refused(decode, message, error, comp
         decode(kind(**message))
 
 
-@pytest.mark.parametrize("request_", [GenerationRequest("x", max_tokens=2**32), GenerationRequest((2**32,))])
-def test_what_does_not_fit_its_field(request_: GenerationRequest) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        generation.encode_request(Generate(request_))
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(partial(GenerationRequest, "x"), generation_pb2.GenerateRequest), (SamplingOptions, common_pb2.SamplingOptions)],
+)
+def test_every_whole_number_in_the_range_of_an_option_fits_its_field(make: Any, message: Any) -> None:
+    whole = [one for one, kinds, _ in typed(getattr(make, "func", make)) if int in kinds and float not in kinds]
+    sent = [one for one in whole if one.name in message.DESCRIPTOR.fields_by_name]
+    assert len(sent) > (1 if make is SamplingOptions else 15)
+    for one in sent:
+        assert {"ge", "le"} <= {*one.metadata}, f"{one.name} needs a range: gRPC's own error would name no field"
+        for bound in (one.metadata["ge"], one.metadata["le"]):
+            message(**{one.name: getattr(make(**{one.name: bound}), one.name)})
+
+
+@pytest.mark.parametrize(("name", "value"), [("model", 5), ("drafter", ["a"]), ("id", b"\xff")])
+def test_what_does_not_fit_its_field_is_named(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        generation.encode_request(Generate(GenerationRequest("x"), **{name: value}))  # type: ignore[arg-type]
 
 
 def test_defaults_of_sampling_are_unset_and_what_truncates_is_the_drafters_too() -> None:

@@ -1,5 +1,9 @@
 """Every status code means one error, and every error is sent as a code that means it again."""
 
+import errno
+import re
+from socket import EAI_NONAME, gaierror
+
 import pytest
 from grpc import StatusCode
 
@@ -34,6 +38,19 @@ def test_every_error_has_a_status(kind):
 
 def test_a_bad_message_arrives_as_a_bad_request():
     assert errors.to_status(errors.BadMessage("text"))[0] is StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "change"),
+    [
+        (OSError(errno.EADDRINUSE, "taken"), "Address already in use", "choose another port, or 0 for any"),
+        (OSError(errno.EACCES, "no"), "Permission denied", "choose another port, or 0 for any"),
+        (OSError(errno.EADDRNOTAVAIL, "no"), "Cannot assign requested address", "choose an address of this machine"),
+        (gaierror(EAI_NONAME, "unknown"), r"the host has no address \(unknown\)", "choose an address of this machine"),
+    ],
+)
+def test_a_server_that_cannot_listen_says_whether_port_or_host_is_at_fault(error, why, change):
+    assert re.fullmatch(f"cannot listen on h:1: {why}; {change}[^;]*", str(errors.CannotListen.at("h:1", error)))
 
 
 def test_texts_stay_below_the_limit_of_headers():

@@ -46,6 +46,10 @@ class FakeBackend:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
+    def absent(self) -> Mapping[str, str]:
+        return {model.name: "targets: not there yet" for model in self.unreached}
+
+    @property
     def names(self) -> Mapping[str, str]:
         return {model.name: model.root or model.name for model in (*self.served, *self.unreached)}
 

@@ -31,7 +31,7 @@ from crossdraft.serving.backend import (
 from crossdraft.serving.grpc import GenerationServer
 from tests.rpc.linked import PuppetService
 from tests.serving.fakes import TOY, FakeBackend, figures
-from tests.serving.http.conftest import Front, front
+from tests.serving.http.conftest import Front, fault, front
 from tests.serving.ports import free_port
 from tests.text.kinds import kind
 
@@ -271,7 +271,8 @@ async def test_targets_that_differ_from_the_start_have_answered() -> None:
     async with target() as first, second:
         model = LocalModel("demo", (first.address, second.address))
         async with LocalBackend(model) as outputs, front(outputs) as served:
-            assert "no target could be used since the start" in await becomes(served, 503)
+            assert "no model can be served yet. demo: targets: not used: target serves" in await becomes(served, 503)
+            assert second.address not in await becomes(served, 503)
 
 
 async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_the_model_or_not() -> None:
@@ -282,6 +283,12 @@ async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_
         asyncio.timeout(60),
     ):
         assert (await served.post("/tokenize", prompt="x")).status_code == 503
+        why = "demo: targets: not there yet (unreachable); tried again"
+        assert f"no model can be served yet. {why}" in await becomes(served, 503)
+        assert (await served.http.get("/v1/models")).json() == {"object": "list", "data": [], "detail": [why]}
+        for name, status, text in (("demo", 503, why), ("other", 503, why), ("none", 404, "there is no model 'none'")):
+            asked = await served.http.get(f"/v1/models/{name}")
+            assert (asked.status_code, text in fault(asked)["message"]) == (status, True)
         async with target(port):
             assert (await served.post("/tokenize", prompt="x")).json()["count"] == 1
 

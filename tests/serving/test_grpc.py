@@ -87,6 +87,14 @@ async def test_tokens_of_one_pass_are_one_message_for_clients_that_know_of_it(ou
     assert isinstance(ended, OutputEnded)
 
 
+async def test_model_and_drafter_may_be_named_beside_the_settings(outputs: FakeBackend, client: Client) -> None:
+    async with client.generate("Hello", model="toy", drafter="small", name="r-7", k=3) as generation:
+        assert await generation.together()
+    (request,) = outputs.requests
+    assert (request.model, request.drafter, request.id) == ("toy", "small", "r-7")
+    assert request.generation.num_speculative_tokens == 3
+
+
 async def test_a_client_may_have_the_tokens_of_one_pass_at_once(outputs: FakeBackend, client: Client) -> None:
     outputs.together = 3
     generation = client.generate("Hello")
@@ -201,8 +209,8 @@ async def test_what_cannot_be_done_there_is_not_sent(
     for settings in ({"method": "guess"}, {"method": "tokentiming"}):
         with pytest.raises(RequestError, match=r"unknown method|allow_inexact"):
             client.generate("Hello", **settings)
-    with pytest.raises(errors.BadRequest):  # it does not fit its field
-        await anext(client.replies(Generate(GenerationRequest("x", max_tokens=2**40))))
+    with pytest.raises(errors.BadRequest, match=r"^model: "):  # it does not fit its field
+        await anext(client.replies(Generate(GenerationRequest("x"), model=5)))  # type: ignore[arg-type]
     assert outputs.requests == []
 
 

@@ -213,6 +213,7 @@ async def test_the_tokenizer_is_the_targets(stack: Stack) -> None:
     assert ids == stack.direct.models.tokenization.encode_prompt(PROMPT)
     assert (found["max_model_len"], len(found["token_strs"])) == (1024, len(ids))
     assert (await stack.front.post("/detokenize", tokens=ids)).json() == {"prompt": PROMPT}
+    assert (await stack.front.post("/detokenize", tokens=[])).json() == {"prompt": ""}
     unknown = fault(await stack.front.post("/detokenize", tokens=[10**6]))
     assert (unknown["param"], unknown["message"].partition(";")[0]) == (
         "tokens",

@@ -250,7 +250,9 @@ def test_an_audit_needs_a_drafter() -> None:
         # Prompts that are none.
         ({"prompt": ()}, "the prompt is empty"),
         ({"prompt": Chat((Message("user", "x"),), template_kwargs="[]")}, "template_kwargs must be a JSON object"),
-        ({"prompt": (1, -1)}, "prompt must be token ids, whole numbers from 0 on, and has -1"),
+        ({"prompt": (1, -1)}, r"prompt must be token ids, whole numbers from 0 to 2\*\*32 - 1, and has -1"),
+        ({"stop_token_ids": (2**32,)}, "^stop_token_ids must be token ids, .* has 4294967296"),
+        ({"max_tokens": 2**31}, r"^max_tokens must be between 0 and 2\*\*31 - 1, got 2147483648"),
         ({"prompt": (1, True)}, "has True"),
         ({"prompt": ("a",)}, "has 'a'"),
         ({"prompt": "a\ud800"}, "the prompt has half of a surrogate pair"),
@@ -280,6 +282,52 @@ def test_a_bias_is_for_an_id_that_the_target_has() -> None:
     assert options == SamplingOptions(logit_bias=((10**6, 1.0), (7, -2.0)))
     with pytest.raises(RequestError, match="logit_bias names id 1000000"):
         resolve(GenerationRequest("x", options=options), models())
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"logit_bias": {"303": 1.0}}, "must map token ids, such as 303, to numbers .*, and has '303': 1.0"),
+        ({"logit_bias": {303: "1"}}, "and has 303: '1'"),
+        ({"logit_bias": {True: 1}}, "and has True: 1"),
+        ({"logit_bias": {303: float("nan")}}, "between -100 and 100, and has 303: nan"),
+        ({"logit_bias": [303]}, r"to numbers between -100 and 100, got \(303,\)"),
+        ({"logit_bias": "303"}, "to numbers between -100 and 100, got '303'"),
+        ({"allowed_token_ids": "abc"}, "^allowed_token_ids must be a tuple of token ids, got 'abc'"),
+        ({"allowed_token_ids": ["7"]}, "^allowed_token_ids must be token ids, .*, and has '7'"),
+        ({"bad_word_ids": 7}, "^bad_word_ids must be a tuple of tuples of token ids, each with one at least, got 7"),
+        ({"bad_word_ids": [7]}, r"^bad_word_ids must be a tuple of tuples of token ids, .*, and has 7$"),
+        ({"bad_word_ids": [[7.5]]}, r"^bad_word_ids must be a tuple of tuples of token ids, .*, and has \[7\.5\]$"),
+        ({"bad_word_ids": [[]]}, r"each with one at least, and has \[\]$"),
+        ({"end_ids": (-1,)}, "^end_ids must be token ids, .*, and has -1"),
+        ({"grammar": "[a-z]+"}, "^grammar must be a Grammar, got"),
+        ({"temperature": "0"}, "^temperature must be a number, got '0'"),
+    ],
+)
+def test_sampling_options_of_wrong_types_are_refused_at_once(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        SamplingOptions(**settings)
+
+
+def test_lists_of_sampling_options_may_be_lists() -> None:
+    assert SamplingOptions(allowed_token_ids=[7], logit_bias=[(3, 1)]) == SamplingOptions(  # type: ignore[arg-type]
+        allowed_token_ids=(7,), logit_bias=((3, 1),)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"k": 3, "num_speculative_tokens": 3}, "k is a short name of num_speculative_tokens: give one of them"),
+        ({"temperature": 0}, r"no setting 'temperature': give options=SamplingOptions\(temperature=...\)"),
+        ({"drafter": "small"}, "no setting 'drafter': it is said where the connection is made"),
+        ({"max_token": 3}, "no setting 'max_token'; did you mean 'max_tokens'?"),
+        ({"nothing": 3}, "no setting 'nothing'; it has .*, stop, "),
+    ],
+)
+def test_settings_that_a_request_has_not_are_named(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(TypeError, match=complaint):
+        GenerationRequest.of("x", **settings)
 
 
 def chosen(**settings: object) -> Choice:

@@ -24,36 +24,22 @@ LEGEND = (
     "bonus (while there was no draft token to judge)"
 )
 TAKEN = "taken from the draft"  # a row of figures
-ROUNDS = (
-    "draft tokens; where a method asks for them q: the drafter's probability, p: the target's; where it judges by "
-    "whole tokens chance: of being accepted, min(1, p/q), of several that are decided together all of them"
-)
+ROUNDS = "draft tokens"
+NUMBERS = {"q": "the drafter's probability", "p": "the target's", "chance": "of being accepted"}  # of draft tokens
 UNDRAFTED = "none was judged (with a drafter and --overlap off each round has some)"
 DECISIONS = 8  # of an output, at its beginning and at its end, that are explained
 POSITIONS = 8  # of a round, for which acceptance is shown
-MEANINGS = {  # of rows of figures
-    "tokens": "accepted: agree with the draft; corrected: in place of a refused one; bonus: no draft token to judge",
-    "passes of the target": "forward passes; a row miss is one more, where none of the guessed paths was right",
+MEANINGS = {  # of rows of figures whose names do not say it
+    "tokens": "accepted: as drafted; corrected: in place of a refused draft token; bonus: no draft token was there",
+    "passes of the target": "forward passes; a row miss is one more, where no guessed path was right",
     "tokens per pass": "1 without a drafter",
-    TAKEN: "accepted, of those tokens for which a draft token was there in time",
-    "draft tokens that agree": "with the output, a round of drafting; late: the target had decided by then",
-    "... by position": "of a round's first draft token, of the second, and so on, where they were verified",
-    "tokens/s": "from the opening of the sessions to the last token",
-    "time": "the same time",
-    "in the drafter": "its forward passes, which overlap with the target's",
-    "in the target": "its forward passes",
+    TAKEN: "accepted, of the tokens for which a draft token was there in time",
+    "draft tokens that agree": "with the output; late ones came after the target had decided",
     "on the wire": "waiting for a service, less its time in the model",
-    "target idle": "of the time that it was open, without a pass to make",
-    "verification": "processor time of what decides between draft tokens and the target's",
-    "bytes": "between this process and the services, in both directions",
-    "bytes per token": "the same, of each token of the output",
+    "target idle": "without a pass to make",
     "rewinds": "the drafter went back after a refusal; an epoch is the life of one draft",
-    "prepared continuations": "drafted ahead, for the case that a draft token is refused",
-    "prepared continuations used": "refusals of a draft token for which one of them was right",
+    "prepared continuations": "drafted ahead, in case a draft token is refused",
     "stalls": "no draft token came in time, and the target's own was taken",
-    "speculated passes": "begun while another one was under way (--speculation)",
-    "drafters lost": "it went on without one, or with another one",
-    "targets lost": "it went on with another one",
 }
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
@@ -85,17 +71,22 @@ class TextScreen:
         if generation.statistics is not None:
             ended = ending(generation.reason, generation.statistics)
             self.notes.print(figures(generation.statistics, self.audit, ended))
-            for name, _ in rows_of(generation.statistics) + events_of(generation.statistics) if self.verbose else ():
-                self.notes.print(Text(f"{name}: {MEANINGS[name]}"), soft_wrap=True)
+            shown = {name for name, _ in rows_of(generation.statistics) + events_of(generation.statistics)}
+            for name in MEANINGS if self.verbose else ():
+                if name in shown:
+                    self.notes.print(Text(f"{name}: {MEANINGS[name]}"), soft_wrap=True)
         for line in explanation_of(generation) if generation.decisions else ():
             self.notes.print(Text(line), soft_wrap=True)
 
     def rounds(self, spans: Sequence[Span]) -> None:
         """What became of each draft token."""
         judged = sorted((span for span in spans if span.what is What.JUDGED), key=lambda one: one.begin)
+        labels = " ".join(one.label for one in judged)
+        numbers = [f"{name}: {what}" for name, what in NUMBERS.items() if f" {name} " in labels]
+        begin = f"{ROUNDS} ({', '.join(numbers)}):" if numbers else f"{ROUNDS}:"
         epochs = groupby(judged, lambda one: one.epoch)
         lines = ["\n  ".join([f"epoch {epoch}:", *(one.label for one in ones)]) for epoch, ones in epochs]
-        self.notes.print(Text("\n".join([ROUNDS, *(lines or [UNDRAFTED])])), soft_wrap=True)
+        self.notes.print(Text("\n".join([begin, *(lines or [UNDRAFTED])])), soft_wrap=True)
 
     def _write(self, text: str, style: Style) -> None:
         # As a segment, because a rich Text would widen tabs and drop carriage returns.

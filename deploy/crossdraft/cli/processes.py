@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from crossdraft.cli.running import CommandFailed, UsageError
 from crossdraft.config.engine import STARTED, EngineOptions
+from crossdraft.config.fields import fault_of_address
 
 if TYPE_CHECKING:
     from crossdraft.rpc.links import Patience
@@ -165,9 +166,5 @@ def check_address(option: str, address: str) -> None:
     """Raises UsageError unless it is host:port."""
     if not address:
         raise UsageError(f"{option} has an empty address: remove the extra comma")
-    scheme, separator, _ = address.partition("://")
-    if separator:
-        raise UsageError(f"{option} must be HOST:PORT, without {scheme}://, got {address!r}")
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise UsageError(f"{option} must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}")
+    if fault := fault_of_address(address):
+        raise UsageError(f"{option} {fault}")

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from crossdraft.config.commands import RequestOptions
+from crossdraft.config.fields import OptionError
 
 # Unhandled, each would end Python at once and leave started services behind.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -150,7 +151,8 @@ def checked_options() -> Iterator[None]:
 
 def as_typed(error: ValueError) -> str:
     """Its text; of one that is about a request, with options in place of fields."""
-    return FIELDS.sub(lambda one: flag_of(one[0]), str(error)) if hasattr(error, "field") else str(error)
+    of_request = isinstance(error, OptionError) or hasattr(error, "field")
+    return FIELDS.sub(lambda one: flag_of(one[0]), str(error)) if of_request else str(error)
 
 
 def flag_of(name: str) -> str:

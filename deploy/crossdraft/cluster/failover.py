@@ -141,6 +141,10 @@ class ClusterBackend:
     def names(self) -> Mapping[str, str]:
         return {name: name for name in self.orchestrators}
 
+    @property
+    def absent(self) -> Mapping[str, str]:
+        return dict.fromkeys(self.orchestrators, "no orchestrator answers, or none has a target yet; tried again")
+
     async def models(self) -> tuple[ServedModel, ...]:
         """Models whose orchestrators answer and have a target; of orchestrators too busy to answer, the last answer."""
         found = await asyncio.gather(*map(self._models_of, self.orchestrators))

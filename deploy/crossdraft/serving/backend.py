@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.config.request import AUTO as AUTO
-from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError
+from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError, name_of, without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
@@ -70,6 +70,11 @@ class Backend(Protocol):
     @property
     def names(self) -> Mapping[str, str]:
         """Of its models, also of those that cannot be served now; to each name, further ones too, the model's own."""
+        ...
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """By name, why a model is not among `models`, if it is not; without the addresses of its services."""
         ...
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -174,6 +179,7 @@ class SharedPipeline:
     targets: Addresses
     drafters: Addresses
     pipeline: Pipeline | None = None  # once it is open
+    fault: str = "not there yet"  # why it is not open, without addresses
     _opening: asyncio.Task[Pipeline] | None = field(default=None, init=False)
     _trying: asyncio.Task[None] | None = field(default=None, init=False)
 
@@ -216,11 +222,17 @@ class SharedPipeline:
 
     async def _open(self) -> Pipeline:
         used = self.targets, self.drafters
-        pipeline = self.make(*used)
         try:
-            self.pipeline = await pipeline.__aenter__()
+            self.pipeline = await self.make(*used).__aenter__()
         except RequestError as error:  # the addresses are wrong, not anybody's request
+            self.fault = f"not used: {without_addresses(str(error))}"
             raise NotServed(str(error)) from error
+        except NotServed as error:
+            self.fault = f"not used: {without_addresses(str(error))}"
+            raise
+        except ServiceError as error:
+            self.fault = f"not there yet ({name_of(error).replace('_', ' ')})"
+            raise
         if used != (self.targets, self.drafters):
             await self.pipeline.follow(self.targets, self.drafters)
         return self.pipeline
@@ -307,6 +319,10 @@ class LocalBackend:
     @property
     def names(self) -> Mapping[str, str]:
         return dict.fromkeys(self._model.names, self._model.name)
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        return {self._model.name: f"targets: {self._default.fault}; tried again"}
 
     async def models(self) -> tuple[ServedModel, ...]:
         """The model by all of its names, once its pipeline is open."""

@@ -14,6 +14,7 @@ from crossdraft.rpc.errors import BadRequest
 from crossdraft.rpc.generation import Generate, GenerationClient, OutputEnded, PromptTokens, Reply
 from crossdraft.session.models import requested_method
 from crossdraft.speculation.choice import Decision
+from crossdraft.types.request import Prompt
 
 LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process can do it that runs the session
 
@@ -22,10 +23,12 @@ class Client(GenerationClient):
     """A connection to a server: of the API's key and of `rpc.security.trusting_credentials`, as GenerationClient says.
     Use it with `async with`."""
 
-    def generate(self, prompt: str, **settings: Any) -> "RemoteGeneration":
-        """One output of the server's only model; `settings` are the fields of GenerationRequest. Raises RequestError:
-        the request cannot be served."""
-        return self.run(GenerationRequest.of(prompt, **settings))
+    def generate(
+        self, prompt: Prompt, *, model: str = "", drafter: str | None = None, name: str = "", **settings: Any
+    ) -> "RemoteGeneration":
+        """One output; `settings` are the other fields of GenerationRequest, as of `Pipeline.generate`, the rest is as
+        of `run`. Raises RequestError: the request cannot be served; TypeError: there is no such setting."""
+        return self.run(GenerationRequest.of(prompt, **settings), model, drafter, name)
 
     def run(
         self, request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = ""

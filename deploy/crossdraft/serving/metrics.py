@@ -182,6 +182,10 @@ class MeasuredBackend:
     def names(self) -> Mapping[str, str]:
         return self.backend.names
 
+    @property
+    def absent(self) -> Mapping[str, str]:
+        return self.backend.absent
+
     async def models(self) -> tuple[ServedModel, ...]:
         models = await self.backend.models()
         self._known = {model.name: model for model in models}

@@ -25,6 +25,7 @@ from weakref import WeakSet
 from crossdraft.client.discovery import Discovery
 from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Services
+from crossdraft.config.fields import fault_of_address
 from crossdraft.config.request import Sampling
 from crossdraft.rpc.errors import TimedOut
 from crossdraft.rpc.event_loop import Beside
@@ -263,7 +264,7 @@ class Pipeline:
         updated: targets of another model may be there, as in an update, and are used once the others have left.
 
     Raises:
-        ValueError: there is no address of a target, or TLS files cannot be used (`TlsError`).
+        ValueError: there is no address of a target, one is not host:port, or TLS files cannot be used (`TlsError`).
     """
 
     def __init__(
@@ -281,6 +282,9 @@ class Pipeline:
         self._drafters = addresses_of(drafter or ())
         if not self._targets:
             raise ValueError("give at least one address of a target, such as 127.0.0.1:7001")
+        for role, addresses in (("target", self._targets), ("drafter", self._drafters)):
+            if fault := next(filter(None, map(fault_of_address, addresses)), ""):
+                raise ValueError(f"an address of a {role} {fault}")
         self._patience = patience or Patience()
         self._needs_drafter = needs_drafter
         self._shown = None if tls is None else RenewedCredentials(tls)
@@ -325,6 +329,7 @@ class Pipeline:
 
         Raises:
             RequestError: the request cannot be served by this pair.
+            TypeError: there is no such setting.
         """
         return self.run(GenerationRequest.of(prompt, **settings))
 

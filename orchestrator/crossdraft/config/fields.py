@@ -1,6 +1,7 @@
 """Fields that are options, and whether a value is in the range of one."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from math import inf, isfinite
@@ -150,6 +151,25 @@ def typed(record: type) -> tuple[tuple["Field[Any]", tuple[type, ...], str], ...
             what = next((text for kind, text in KINDS if kind in alternatives), "")
             found.append((stated, (*alternatives, *([int] if float in alternatives else [])), what))
     return tuple(found)
+
+
+def fault_of_address(address: str) -> str:
+    """What is wrong with it as host:port, to be said after what it is of; empty if nothing is."""
+    scheme, separator, _ = address.partition("://")
+    if separator:
+        return f"must be HOST:PORT, without {scheme}://, got {address!r}"
+    host, colon, port = address.rpartition(":")
+    if host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+        return ""
+    return f"must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}"
+
+
+def unchecked(record: Kind, **changed: Any) -> Kind:
+    """The same with other values, known to be right: to check all again takes as long as the record is large."""
+    other = copy(record)
+    for name, value in changed.items():
+        object.__setattr__(other, name, value)
+    return other
 
 
 def part_of(kind: type[Kind], record: Any) -> Kind:

@@ -43,7 +43,7 @@ class Sampling:
 class Output:
     """Where an output ends."""
 
-    max_tokens: int = option(LeftOutInt(128), "Max tokens to generate", min=0)
+    max_tokens: int = option(LeftOutInt(128), "Max tokens to generate", min=0, max=2**31 - 1)
     seed: int | None = option(None, "Random seed; makes the output repeatable.", min=-(2**63), max=2**64 - 1)
     ignore_eos: bool = option(False, "Go on after the end-of-sequence token.")
 
@@ -72,7 +72,10 @@ class Speculation:
     paths: int = option(2, "Max paths of a token tree in one pass; 1 is a chain.", min=1, max=MOST_PATHS)
     allow_inexact: bool = option(False, "Allow methods whose output does not follow the target's distribution.")
     alignment_band: int = option(
-        8, "Of tokentiming: how far tokens that are aligned may be apart; more where lengths differ by more.", min=0
+        8,
+        "Of tokentiming: how far tokens that are aligned may be apart; more where lengths differ by more.",
+        min=0,
+        max=2**31 - 1,
     )
 
 

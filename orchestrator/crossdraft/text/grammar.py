@@ -42,11 +42,15 @@ TRIAL_SECONDS = 2  # of processor time that compiling may take
 TRIAL_BYTES = 4 << 30  # of memory addresses of a process that compiles, Python's own included
 TRIED = 64  # grammars whose trial is remembered
 REFUSED = "Grammar error: "
+NO_OUTPUT = "no text can match it: a part of it matches nothing, or leads only back to itself"
+WANTED_SCHEMA = """a JSON schema must be an object, such as {"type": "object"}"""
+WANTED_CHOICE = "a choice must be a list of texts, at least one"
 # Of Lark's grammars: texts, regular expressions and comments; and outside of these, what is about tokens.
 QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#).*')
 TOKENS = re.compile(r"<[^>\s]*>|\b(?:max_tokens|temperature)\s*=")
 LINES = re.compile(r"\n +\d+ \| ")  # of a grammar, as the library's reasons show them
 FAULTY = re.compile(r" \d+ \| (\w+)[^\n]*\n +\^\n")  # the one that is wrong, with the name of its rule
+AT = re.compile(r"^(?:at |line )?(\d+)(?:\(|, column )(\d+)\)?: ")  # a line and a column, as it says them, or as we do
 SCHEMA_FAULT = "failed to compile JSON schema: "  # in the library's reasons
 IMPOSSIBLE = re.compile("^Unsatisfiable schema: required property '(.*)' is unsatisfiable$")
 DEFINITIONS, NO_SCHEMAS = ("$defs", "definitions"), ("const", "enum", "default", "examples", "required", "x-guidance")
@@ -95,10 +99,14 @@ class Grammar:
         if self.kind not in [*GrammarKind]:
             raise ValueError(f"the kind of a grammar must be one of {', '.join(GrammarKind)}, got {self.kind!r}")
         object.__setattr__(self, "kind", GrammarKind(self.kind))
-        if not (isinstance(self.text, str) and 0 < len(self.text) <= MAX_WHOLE and self._longest <= MAX_LENGTH):
+        if not isinstance(self.text, str):
+            raise ValueError(f"a grammar ({self.kind}) must be a text, got {self.text!r}")
+        if not self.text:
+            raise ValueError(f"the grammar ({self.kind}) is empty: give at least one character, or no grammar")
+        if len(self.text) > MAX_WHOLE or self._longest > MAX_LENGTH:
             raise ValueError(
-                f"a grammar, or the schema of a tool, must be a text of 1 to {MAX_LENGTH} characters, "
-                f"and of {MAX_WHOLE} with the schemas of all tools"
+                f"a grammar, or the schema of a tool, may have {MAX_LENGTH} characters, "
+                f"and {MAX_WHOLE} with the schemas of all tools"
             )
         try:
             self.text.encode()
@@ -117,7 +125,10 @@ class Grammar:
     def json(schema: str | dict[str, Any] | bool, **options: Any) -> "Grammar":
         """JSON by a schema, as text or plain values. `options` are llguidance's, such as `whitespace_flexible` false:
         no white space outside of texts."""
-        text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        try:
+            text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        except TypeError as error:
+            raise ValueError(f"{WANTED_SCHEMA}, got {schema!r}: {error}") from error
         return Grammar(GrammarKind.JSON, json.dumps(_schema(text) | {"x-guidance": options}) if options else text)
 
     @staticmethod
@@ -128,6 +139,8 @@ class Grammar:
     @staticmethod
     def choice(texts: Sequence[str]) -> "Grammar":
         """The output is one of these."""
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{WANTED_CHOICE}, got {texts!r}")
         return Grammar(GrammarKind.CHOICE, json.dumps([*texts], ensure_ascii=False))
 
     @staticmethod
@@ -166,27 +179,36 @@ class Grammar:
 
 
 def _schema(text: str) -> dict[str, Any]:
-    schema = json.loads(text)
+    schema = _parsed(text, WANTED_SCHEMA)
     if schema is True:
         return {}
     if not isinstance(schema, dict):
-        raise ValueError("a JSON schema must be an object")
+        raise ValueError(f"{WANTED_SCHEMA}, got {text[:SHOWN]}")
     return schema
 
 
 def _choices(text: str) -> list[str]:
-    choices = json.loads(text)
+    choices = _parsed(text, WANTED_CHOICE)
     if not (isinstance(choices, list) and choices and all(isinstance(text, str) for text in choices)):
-        raise ValueError("a choice must be a list of texts, at least one")
+        raise ValueError(f"{WANTED_CHOICE}, got {text[:SHOWN]}")
     return choices
 
 
-def _refused(reason: str, place: str = "") -> GrammarError:
-    """In one line, with the name of the rule in place of the lines of the grammar that the library shows."""
+def _parsed(text: str, wanted: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{wanted}, and {text[:SHOWN]!r} is not JSON: {error.msg} at character {error.pos}") from error
+
+
+def _refused(reason: str, place: str = "", own: bool = False) -> GrammarError:
+    """In one line, with the name of the rule in place of the lines of the grammar that the library shows. Without the
+    line and column if its lines are our `own`, not the user's."""
     said, rule = LINES.split(reason, 1)[0].replace("<non-verbose/>", ""), FAULTY.search(reason)
     if rule is not None and rule[1] != "start":
-        said = re.sub(r"^at \d+\(\d+\)", rule[1], said)
-    said = "no output is possible by it" if said.startswith("NoExtension") else said
+        said = AT.sub(f"{rule[1]}: ", said)
+    said = AT.sub("" if own else r"line \1, column \2: ", said)
+    said = NO_OUTPUT if said.startswith("NoExtension") else said
     return GrammarError(REFUSED + " ".join(said.split())[:REASON] + (place and f", at {place}"))
 
 
@@ -250,7 +272,7 @@ class GrammarCompiler:
 def _compile(tokenizer: LLTokenizer, grammar: Grammar) -> tuple[LLMatcher, float]:
     source = grammar.source
     if reason := _tried(source):
-        raise _refused(reason)
+        raise _refused(reason, own=grammar.kind is not GrammarKind.EBNF)
     began = thread_time()
     return _compiled(tokenizer, source), thread_time() - began
 

@@ -10,7 +10,7 @@ from typing import Any
 from crossdraft.config import MOST_DRAFT_TOKENS as MOST_DRAFT_TOKENS
 from crossdraft.config import MOST_LIKELY as MOST_LIKELY
 from crossdraft.config.fields import LeftOut as LeftOut
-from crossdraft.config.fields import check
+from crossdraft.config.fields import OptionError, check, unchecked, written
 from crossdraft.config.request import Sampling
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.grammar import Grammar
@@ -20,6 +20,7 @@ from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
 from crossdraft.types.trees import TokenTree
 
 MAX_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
+MAX_ID = 2**32 - 1  # of a token: what messages can hold
 MAX_SCORED = 64  # tokens of a prompt that are scored together: as many rows of logits are held
 # Of SamplingOptions: for what a request leaves out, a model may have settings of its own.
 MODEL_SETTINGS = tuple(one.name for one in fields(Sampling) if isinstance(one.default, LeftOut))
@@ -43,7 +44,8 @@ class SamplingOptions(Sampling):
     """How logits become a row; options are applied in vLLM's order (`engine.distributions`).
 
     What a request leaves out of MODEL_SETTINGS are the model's own settings; given numbers count, also if they are
-    those below. Raises ValueError: an option is out of its range; the message says which, and the range.
+    those below. Raises ValueError: an option has a wrong type, or is out of its range; the message says which, and what
+    it may be.
     """
 
     logit_bias: tuple[tuple[int, float], ...] = ()  # (id, added to its logit); a mapping is taken, too
@@ -60,10 +62,17 @@ class SamplingOptions(Sampling):
             object.__setattr__(self, "top_k", 0)
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
-        if not all(self.bad_word_ids):
-            raise ValueError("each of bad_word_ids must have at least one id")
-        if not all(abs(bias) <= 100 for _, bias in self.logit_bias):
-            raise ValueError("each logit_bias must be between -100 and 100")
+        for name in LISTS:
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+        for name, fault in (
+            ("logit_bias", _fault_of_biases(self.logit_bias)),
+            ("allowed_token_ids", fault_of_ids(self.allowed_token_ids)),
+            ("bad_word_ids", _fault_of_words(self.bad_word_ids)),
+            ("end_ids", fault_of_ids(self.end_ids)),
+        ):
+            if fault:
+                raise OptionError(name, fault)
 
     @property
     def looks_back(self) -> bool:
@@ -75,6 +84,43 @@ class SamplingOptions(Sampling):
     def of_drafter(self) -> "SamplingOptions":
         """Without what is for the target's logits only."""
         return replace(self, **{name: getattr(SamplingOptions, name) for name in ONLY_TARGETS})
+
+
+LISTS = ("logit_bias", "allowed_token_ids", "bad_word_ids", "end_ids")  # of SamplingOptions
+
+
+def fault_of_ids(ids: object) -> str:
+    """What is wrong with token ids, to be said after their name; empty: nothing."""
+    if not isinstance(ids, tuple | list):
+        return f"must be a tuple of token ids, got {ids!r}"
+    if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) <= MAX_ID)):
+        return ""  # a million of them take long one by one
+    wrong = [token for token in ids if not _is_id(token)]
+    return f"must be token ids, whole numbers from 0 to {written(MAX_ID)}, and has {wrong[0]!r}" if wrong else ""
+
+
+def _is_id(token: object) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= MAX_ID
+
+
+def _fault_of_words(words: object) -> str:
+    """The same of `bad_word_ids`."""
+    wanted = "must be a tuple of tuples of token ids, each with one at least"
+    if not isinstance(words, tuple):
+        return f"{wanted}, got {words!r}"
+    return next((f"{wanted}, and has {word!r}" for word in words if not word or fault_of_ids(word)), "")
+
+
+def _fault_of_biases(biases: object) -> str:
+    """The same of `logit_bias`, as pairs."""
+    wanted = "must map token ids, such as 303, to numbers between -100 and 100"
+    if not isinstance(biases, tuple) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in biases):
+        return f"{wanted}, got {biases!r}"
+    for token, bias in biases:
+        number = isinstance(bias, int | float) and not isinstance(bias, bool) and abs(bias) <= 100
+        if not (_is_id(token) and number):
+            return f"{wanted}, and has {token!r}: {bias!r}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -99,7 +145,8 @@ class SamplingDefaults:
                 raise ValueError(f"{name} must be a {'whole ' * whole}number, got {value!r}")
             if value < least:
                 raise ValueError(f"{name} must be {int(least)} or more, got {value}")
-        self.fill(SamplingOptions())
+        named: dict[str, Any] = {name: value for name, value in self.given.items() if name in MODEL_SETTINGS}
+        SamplingOptions(**named)
 
     @staticmethod
     def of(config: Mapping[str, Any], most_tokens: Any = None) -> "SamplingDefaults":
@@ -116,7 +163,7 @@ class SamplingDefaults:
         """The options with these settings, and else plain numbers, in place of what was left out."""
         left = [name for name in MODEL_SETTINGS if isinstance(getattr(options, name), LeftOut)]
         filled = {name: _settled(getattr(options, name), getattr(self, name)) for name in left}
-        return replace(options, **filled) if filled else options
+        return unchecked(options, **filled) if filled else options
 
     def tokens(self, asked: int) -> int:
         """`max_tokens` of a request for so many."""

@@ -2,19 +2,19 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Self
 
 from crossdraft.config import MOST_DRAFT_TOKENS, MOST_LIKELY
 from crossdraft.config import MOST_PATHS as MOST_PATHS
-from crossdraft.config.fields import OptionError, check, option
+from crossdraft.config.fields import OptionError, check, option, unchecked
 from crossdraft.config.request import ALIASES, Output, Reading, Speculation, Watching
 from crossdraft.config.request import Overlap as Overlap
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.text.grammar import Grammar as Grammar
-from crossdraft.types.messages import LeftOut, SamplingOptions
+from crossdraft.types.messages import LeftOut, SamplingOptions, fault_of_ids
 
 
 @dataclass(frozen=True)
@@ -168,16 +168,22 @@ class GenerationRequest(Watching, Speculation, Reading, Output):
 
     @classmethod
     def of(cls, prompt: Prompt, **settings: Any) -> Self:
-        """A request for these settings; the names of `ALIASES` stand for fields, too. Raises RequestError."""
-        short = {name: settings.pop(alias) for alias, name in ALIASES.items() if alias in settings}
-        return cls(prompt, **short, **settings)
+        """A request for these settings; the names of `ALIASES` stand for fields, too.
+
+        Raises RequestError as the request itself; TypeError: there is no such setting, or one is given by two names.
+        """
+        for short, name in ALIASES.items():
+            if short in settings and name in settings:
+                raise TypeError(f"{short} is a short name of {name}: give one of them")
+        settings = {ALIASES.get(name, name): value for name, value in settings.items()}
+        known = [one.name for one in fields(cls)]
+        if unknown := [name for name in settings if name not in known]:
+            raise TypeError(f"a request has no setting {unknown[0]!r}{_meant(unknown[0], known)}")
+        return cls(prompt, **settings)
 
     def unchecked(self, **changed: Any) -> Self:
-        """The same with other values, known to be right: to check all again takes as long as the request is large."""
-        other = copy(self)
-        for name, value in changed.items():
-            object.__setattr__(other, name, value)
-        return other
+        """As `config.fields.unchecked`."""
+        return unchecked(self, **changed)
 
     @property
     def greedy(self) -> bool:
@@ -258,12 +264,19 @@ def check_text(name: str, text: object) -> None:
 
 
 def check_ids(name: str, ids: tuple[int, ...]) -> None:
-    """Raises RequestError unless all are whole numbers from 0 on."""
-    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:
-        return  # a million of them take long one by one
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise RequestError(f"{name} must be token ids, whole numbers from 0 on, and has {token!r}")
+    """Raises RequestError unless all are token ids."""
+    if fault := fault_of_ids(ids):
+        raise RequestError(f"{name} {fault}", name)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """Where a setting belongs that a request has not, or which one was meant, to be said behind its name."""
+    if name in {one.name for one in fields(SamplingOptions)}:
+        return f": give options=SamplingOptions({name}=...)"
+    if name in ("target", "drafter"):
+        return ": it is said where the connection is made"
+    close = get_close_matches(name, (*known, *ALIASES), 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(known)}"
 
 
 Asked = Prompt | GenerationRequest  # of a request: as much of its prompt as it asks to be read

@@ -3,6 +3,8 @@
 
 import os
 import re
+from errno import EADDRNOTAVAIL
+from socket import gaierror
 from typing import ClassVar, Self
 
 from grpc import StatusCode
@@ -143,15 +145,19 @@ class CannotListen(ServiceError):
     @classmethod
     def at(cls, address: str, error: OSError | None = None, option: str = "") -> Self:
         """At host:port, why if that is known, and the option that sets the port."""
-        why = "the port is taken or not allowed, or the host is not of this machine"
-        if error is not None:
-            number = error.errno or 0  # negative where the host is a name that is not known
-            why = os.strerror(number) if number > 0 else str(error)
         named = f" ({option})" if option else ""
-        return cls(
-            f"cannot listen on {address}: {why}; "
-            f"choose another port, or 0 for any that is free{named}, or an address of this machine"
-        )
+        port = f"choose another port, or 0 for any that is free{named}"
+        host = "choose an address of this machine as the host, such as 127.0.0.1, or 0.0.0.0 for all of them"
+        match error:
+            case None:
+                why = "the port is taken or not allowed, or the host is not of this machine"
+                change = f"{port}, or {host}"
+            case gaierror():
+                why, change = f"the host has no address ({error.strerror})", host
+            case _:
+                why = os.strerror(error.errno) if error.errno else str(error)
+                change = host if error.errno == EADDRNOTAVAIL else port
+        return cls(f"cannot listen on {address}: {why}; {change}")
 
 
 # Every status code but OK, which ends a session in order (`Closed`).

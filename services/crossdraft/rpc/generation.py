@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self, cast
 import grpc
 from google.protobuf.message import DecodeError
 
+from crossdraft.config.fields import fault_of_address
 from crossdraft.rpc import codec, errors, log_context
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
@@ -99,9 +100,19 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
         if options.ByteSize():
             message.options.CopyFrom(options)
         _encode_prompt(request.prompt, message)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    except (TypeError, ValueError) as error:
+        unfit = next((name for name, value in given.items() if not _fits(name, value)), "the request")
+        raise ValueError(f"{unfit}: {error}") from error
     return message
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a field can have this value."""
+    try:
+        pb.GenerateRequest(**{name: value})
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
@@ -239,7 +250,8 @@ def _name(kinds: Any, number: int, field: str, needed: bool = False) -> str:
 
 @dataclass(eq=False)
 class GenerationClient:
-    """One channel to a server of Generation. Must be made in a running event loop, and closed."""
+    """One channel to a server of Generation. Must be made in a running event loop, and closed. Raises ValueError: the
+    address is not host:port."""
 
     address: str  # host:port
     key: str = field(default="", repr=False)  # for the API; empty: none
@@ -249,6 +261,8 @@ class GenerationClient:
     _channel: grpc.aio.Channel = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if fault := fault_of_address(self.address):
+            raise ValueError(f"the address of a server {fault}")
         self._channel = channel_to(self.address, self.tls, FRONT_CLIENT_OPTIONS + self.limit.options())
 
     @property

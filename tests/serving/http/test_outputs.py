@@ -468,6 +468,7 @@ async def test_tokens_of_a_text_and_back(served: Front, body: dict[str, Any], to
     assert named["token_strs"] == [chr(token) for token in tokens]
     back = await served.post("/detokenize", tokens=tokens)
     assert back.json()["prompt"].endswith("Say")
+    assert (await served.post("/detokenize", tokens=[])).json() == {"prompt": ""}  # as vLLM
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": MESSAGES}])

@@ -113,9 +113,14 @@ WRONG_COMPLETIONS: list[tuple[dict[str, object], str | None, str]] = [  # beside
     ({"stop_token_ids": [-1]}, "stop_token_ids.0", "greater than or equal to 0"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must not be 0"),
     ({"prompt_logprobs": 1, "stream": True}, None, "are not available when `stream=True`"),
-    ({"temprature": 1}, "temprature", "Unrecognized request argument supplied"),
+    ({"temprature": 1}, "temprature", "argument supplied: temprature; did you mean temperature?"),
+    ({"speculation": {"k": 3}}, "speculation", "argument supplied: speculation; did you mean speculative?"),
     ({"n": 33}, "n", "at most 32"),
-    ({"best_of": 2}, "best_of", "best_of is not served: leave it out"),
+    ({"best_of": 2}, "best_of", "best_of is not served: use n, and choose among the outputs"),
+    ({"drafter": "small"}, "drafter", "argument supplied: drafter; it belongs to speculative: speculative.drafter"),
+    ({"k": 4}, "k", "argument supplied: k; it belongs to speculative: speculative.k"),
+    ({"regex": "a"}, "regex", "it belongs to structured_outputs: structured_outputs.regex"),
+    ({"include_usage": True}, "include_usage", "it belongs to stream_options: stream_options.include_usage"),
     ({"stop": "a" * 40_000, "bad_words": ["b" * 40_000]}, "stop", "stop must have at most 65536 characters, those of"),
     ({HOW: 5}, HOW, "speculative: it must be a JSON object"),
     ({"metadata": 5}, "metadata", "metadata: it must be a JSON object"),
@@ -139,7 +144,7 @@ WRONG_COMPLETIONS: list[tuple[dict[str, object], str | None, str]] = [  # beside
     (forced(disable_any_whitespace=True), "structured_outputs", "use one kind of structured outputs constraint but"),
     (forced(regex="a", structural_tag="b"), "structured_outputs.structural_tag", "structural_tag is not served: leave"),
     (forced(choice=[]), "structured_outputs.choice", "at least 1 item"),
-    (forced(regex="a" * (2**16 + 1)), "structured_outputs", "a text of 1 to 65536 characters"),
+    (forced(regex="a" * (2**16 + 1)), "structured_outputs", "may have 65536 characters"),
     ({f"a{number}": None for number in range(2000)} | {"temprature": 0}, "temprature", "Unrecognized request argument"),
     ({f"a{number}": 1 for number in range(2000)}, "a0", "Unrecognized request argument"),
     ({"logit_bias": {f"a{number}": 1 for number in range(2000)}}, "logit_bias", "at most 1024"),
@@ -258,6 +263,7 @@ async def test_paths_and_methods_that_are_not_there(served: Front) -> None:
     response = await served.http.get(COMPLETIONS)
     assert (response.status_code, fault(response)["code"]) == (405, "method_not_allowed")
     assert response.headers["allow"] == "POST"
+    assert fault(response)["message"] == f"{COMPLETIONS} takes POST"
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -110,8 +110,8 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
         models = await backend.models()
         names = [model.name for model in models if model.there]
         if not names:
-            raise replace(ABSENT, message=_absence(models))
-        detail = _detail(models)  # what is not as it should be, though models can be served
+            raise replace(ABSENT, message=_absence(models, backend))
+        detail = _detail(models) + _absent(models, backend)  # though models can be served
         return {"status": "ready", "models": names} | ({"detail": detail} if detail else {})
 
     text_of = options.metrics
@@ -124,12 +124,17 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
             return Response(text, headers={"content-type": kind})
 
 
-def _absence(models: Sequence[ServedModel]) -> str:
+def _absence(models: Sequence[ServedModel], backend: Backend) -> str:
     """Why nothing can be served, without the addresses of targets."""
     if not models:
-        return "no model can be served yet: no target could be used since the start, the server's log says why"
+        return ". ".join(("no model can be served yet", *_absent(models, backend)))
     gone = f"no target of {', '.join(model.name for model in models)} can be reached any more; they are tried again"
-    return ". ".join((gone, *_detail(models)))
+    return ". ".join((gone, *_detail(models), *_absent(models, backend)))
+
+
+def _absent(models: Sequence[ServedModel], backend: Backend) -> list[str]:
+    there = {model.name for model in models}
+    return [f"{name}: {why}" for name, why in backend.absent.items() if name not in there]
 
 
 def _detail(models: Sequence[ServedModel]) -> list[str]:
@@ -276,7 +281,7 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
     except RefusedError as error:
         return error.with_traceback(None)
     except ValidationError as error:
-        return refusal_of_faults(error.errors(include_url=False), body)
+        return refusal_of_faults(error.errors(include_url=False), body, kind.model_fields)
 
 
 def _parts(text: str) -> int:
@@ -306,12 +311,15 @@ def models_router(backend: Backend, beside: Beside) -> APIRouter:
     @router.get(f"{GUARDED}/models")
     async def models() -> ModelList:
         """What is served."""
-        return ModelList(object="list", data=[_card(model) for model in await backend.models()])
+        found = await backend.models()
+        return ModelList(object="list", data=[_card(model) for model in found], detail=_absent(found, backend))
 
     @router.get(f"{GUARDED}/models/{{model:path}}")
     async def model_named(model: str) -> ModelCard:
         """One of them."""
         found = {one.name: one for one in await backend.models()}
+        if model in backend.names and model not in found:
+            raise replace(ABSENT, message=_absence((), backend))
         if model not in found:
             raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(found) or 'none'}")
         return _card(found[model])

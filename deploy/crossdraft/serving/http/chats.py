@@ -85,6 +85,7 @@ NO_BOOLEAN = BeforeValidator(_no_boolean)
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), NO_BOOLEAN]
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 # Of a long list only the first fault is wanted.
+MaybeIds = Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
 Ids = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 
 
@@ -315,4 +316,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = Field(None, max_length=500)
-    tokens: Ids
+    tokens: MaybeIds

@@ -3,25 +3,41 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from http import HTTPStatus
 from math import ceil
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from crossdraft.config.request import Speculation
+from crossdraft.config.request import ALIASES, Speculation
 from crossdraft.rpc import errors
 from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
-from crossdraft.serving.http.chats import UNSERVED
+from crossdraft.serving.http.chats import UNSERVED, Body
+from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.limits import KeyRefusedError
 from crossdraft.types.request import PromptTooLongError, RequestError
 
 log = logging.getLogger(__name__)
 NO_OBJECT = "it must be a JSON object, sent with `content-type: application/json`"
 SHOWN = 60  # characters of a value
+ALIKE = 0.81  # of names, from 0 to 1, as difflib has it: one was meant; max_tokens and min_tokens are less alike
+# What to do in place of a field that is not served.
+INSTEAD = {
+    "best_of": "use n, and choose among the outputs", "function_call": "use tool_choice", "functions": "use tools",
+    "chat_template": "start the target with --chat-template FILE", "request_id": "use the header x-request-id",
+}  # fmt: skip
+# Fields of objects in a body, by their names there: a client may write them beside these objects.
+INNER = {
+    inner.alias or name: f"{outer}.{inner.alias or name}"
+    for outer, field in GenerationBody.model_fields.items()
+    for kind in (field.annotation, *get_args(field.annotation))
+    if isinstance(kind, type) and issubclass(kind, Body)
+    for name, inner in kind.model_fields.items()
+} | {short: f"speculative.{short}" for short in ALIASES}
 
 
 class Fault(BaseModel):
@@ -134,13 +150,14 @@ def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
     """The reply to an error of the framework: an unknown path, a wrong method, a body that is refused or too large."""
     if isinstance(error.__cause__, RefusedError):  # raised while the body was read
         return error.__cause__
-    text = f"there is nothing at {path}" if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
     allowed = (error.headers or {}).get("Allow", "")
+    text = f"there is nothing at {path}" if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
+    text = f"{path} takes {allowed}" if allowed else text
     return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code), allow=allowed)
 
 
-def refusal_of_faults(faults: Sequence[Any], body: object) -> RefusedError:
-    """The reply to a body that pydantic refused, by its ErrorDetails: the first fault.
+def refusal_of_faults(faults: Sequence[Any], body: object, known: Iterable[str] = ()) -> RefusedError:
+    """The reply to a body that pydantic refused, by its ErrorDetails: the first fault. `known`: fields it may have.
 
     Where a field has a union type, pydantic reports one fault for each alternative; a too long list counts, else
     the one whose path into the body is the longest.
@@ -154,23 +171,33 @@ def refusal_of_faults(faults: Sequence[Any], body: object) -> RefusedError:
 
     first, where = max(placed, key=rank)
     param, code = ".".join(where) or None, None if first["type"] == "extra_forbidden" else "invalid_value"
-    return RefusedError(400, _complaint(first, param, isinstance(body, dict)), INVALID, code, param)
+    return RefusedError(400, _complaint(first, param, isinstance(body, dict), known), INVALID, code, param)
 
 
-def _complaint(fault: Any, param: str | None, named: bool) -> str:
+def _complaint(fault: Any, param: str | None, named: bool, known: Iterable[str]) -> str:
     """What is wrong, in this server's words: those of the validator are about its own types."""
     limits, value = fault.get("ctx", {}), fault["input"]
     if param is None:
         return f"the body: {_plain(fault['msg'])}" if named else f"the body: {NO_OBJECT}"
-    if fault["type"] == "extra_forbidden" and param.rpartition(".")[2] not in UNSERVED:
-        now = "; vLLM calls it structured_outputs since 0.12" if param.startswith("guided_") else ""
-        return f"Unrecognized request argument supplied: {param}{now}"
+    name = param.rpartition(".")[2]
+    if fault["type"] == "extra_forbidden" and name in UNSERVED:
+        return f"{param} is not served: {INSTEAD.get(name, 'leave it out')}"
     if fault["type"] == "extra_forbidden":
-        return f"{param} is not served: leave it out"
+        return f"Unrecognized request argument supplied: {param}{_meant(param, known)}"
     if fault["type"] == "literal_error":
         expected = limits["expected"].replace("False", "false")  # as JSON has it
         return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {expected}"
     return f"{param}: {_plain(fault['msg'])}"
+
+
+def _meant(param: str, known: Iterable[str]) -> str:
+    """What may be meant by an unknown field of a body, to be said behind its name; empty: that is not known."""
+    if param.startswith("guided_"):
+        return "; vLLM calls it structured_outputs since 0.12"
+    if param in INNER:
+        return f"; it belongs to {INNER[param].partition('.')[0]}: {INNER[param]}"
+    close = get_close_matches(param, known, 1, ALIKE) if "." not in param else ()
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _plain(text: str) -> str:

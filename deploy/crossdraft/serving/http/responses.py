@@ -72,6 +72,7 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
+    detail: list[str]  # which models are not here yet, and why
 
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)

@@ -20,8 +20,8 @@ export class ServerError extends Error {
 /** What is served, at least one: [{ name, drafters, methods, context, chats }]. */
 export async function models(key) {
   const response = await ask("v1/models", { headers: headersOf(key) });
-  const { data } = await response.json();
-  if (!data.length) throw new ServerError(NONE_YET);
+  const { data, detail } = await response.json();
+  if (!data.length) throw new ServerError([NONE_YET, ...detail].join("\n"));
   return data.map(({ id, max_model_len: context, ...more }) => ({ ...more, name: id, context }));
 }
 
