@@ -12,17 +12,8 @@ from crossdraft.engine import compatibility
 from crossdraft.engine.attention import Window
 from crossdraft.lab import models
 from tests.cli.conftest import Cli
-from tests.conftest import FULL
 from tests.engine.test_loader import folder_of, rewritten
 from tests.engine.tiny import tiny_llama
-
-
-@pytest.fixture(autouse=True)
-def fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs of some rounds each, not of many."""
-    if not FULL:
-        monkeypatch.setattr(check, "TOKENS", 16)
-        monkeypatch.setattr(check, "ALL_TOKENS", 16 * len(check.PROMPTS))
 
 
 def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path) -> None:
