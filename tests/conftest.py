@@ -1,6 +1,7 @@
 """What all tests share: no network, one thread for each model, hypothesis without deadlines."""
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ os.environ.update(
         "TRITON_INTERPRET": "1",
     }
 )
+gc.disable()  # until all modules are imported: collections would go through what they make again and again
 # A program that is started again and again, and tests in every process, are compiled once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -90,6 +92,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `full` run with CROSSDRAFT_FULL_TESTS set only, as `make test-full` does."""
     if not FULL:
         items[:] = [item for item in items if item.get_closest_marker("full") is None]
+
+
+def pytest_collection_finish() -> None:
+    """No collection of garbage goes through what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
