@@ -70,14 +70,14 @@ def test_what_has_no_room_is_given_up_in_time(cluster: RunningCluster) -> None:
     before = cluster.entries()
     foreign = ray.remote(Foreign).options(num_cpus=0.5, resources={"drafter": 0.1}).remote()
     ray.get(foreign.__ray_ready__.remote())
-    before_it, front = cluster.configuration().split("grpc:")
+    rest, front = cluster.configuration().split("grpc:")
     assert FRONT_TAKES in front
+    wide_front = f"{rest}grpc:{front.replace(FRONT_TAKES, 'resources: {cpus: 3.4, custom: {ingress: 1}}')}"
     try:
         begun = r"[^$]*\nGrpc: [01] of 1"
         late = rf"the time for it is over:({begun}|\nRay Serve starts the application)"  # by how fast Serve begins
         with pytest.raises(NotServedError, match=late):
-            front = front.replace(FRONT_TAKES, "resources: {cpus: 3.4, custom: {ingress: 1}}")
-            cluster.deploy(f"{before_it}grpc:{front}", seconds=1.0)
+            cluster.deploy(wide_front, seconds=1.0)
     finally:
         ray.kill(foreign)
     assert [one for one in before if one.role is not Role.GRPC] == [
