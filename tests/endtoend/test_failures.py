@@ -138,7 +138,7 @@ async def test_a_target_that_is_killed_is_replaced_by_another_and_then_a_drafter
 async def test_services_of_this_process_that_end_in_the_middle(port: int | None) -> None:
     """First the drafter, then the target, whose outputs have nobody else."""
     listening = Listening(port=port, grace_seconds=0)
-    paced = ServeTarget(model(TARGET, Emulation(Pace.parsed(PACE))), listening)
+    paced = ServeTarget(model(TARGET, Emulation(Pace(15, 0))), listening)
     async with (
         serving(paced, ServeDrafter(model("drafter-a"), listening)) as servers,
         connect(*(server.address for server in servers.values()), Patience(target_seconds=0.1)) as pipeline,
