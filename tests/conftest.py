@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
@@ -25,6 +25,7 @@ os.environ.update(
         "TRITON_INTERPRET": "1",
     }
 )
+gc.disable()  # until all modules are imported: collections would go through what they make again and again
 # A program that is started again and again, and tests in every process, are compiled once.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -34,11 +35,17 @@ LONGEST = (  # then the others, those with most tests first
     *TOGETHER,
     "tests/endtoend/test_tensor_parallel.py",
     "tests/endtoend/test_failures.py",
+    "tests/endtoend/test_grammar.py",
+    "tests/engine/test_compilation.py",
+    "tests/drafter/test_branches.py",
+    "tests/serving/page/test_page.py",
+    "tests/deploy/test_gpu.py",
     "tests/endtoend/test_greedy.py",
     "tests/endtoend/test_distribution.py",
     "tests/endtoend/test_seeded.py",
-    "tests/serving/page/test_page.py",
     "tests/serving/test_stack.py",
+    "tests/engine/test_architectures.py",
+    "tests/audit/test_statistics.py",
     "tests/serving/http/test_schema.py",
     "tests/speculation/test_controller.py",
     "tests/target/test_many_sessions.py",
@@ -87,21 +94,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped
     return Grouped(config, log)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """What is made meanwhile stays: to look through all of it again and again takes as long as to make it."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `full` run with CROSSDRAFT_FULL_TESTS set only, as `make test-full` does."""
     if not FULL:
         items[:] = [item for item in items if item.get_closest_marker("full") is None]
+
+
+def pytest_collection_finish() -> None:
+    """No collection of garbage goes through what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -44,6 +44,7 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_enable_metrics_collection": "0",  # Ray's own, and its lists of tasks: nobody reads them
     "RAY_task_events_report_interval_ms": "0",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "0",  # else each process counts anew ten times a second
     # Serve hears of outputs that are under way each second, not only every ten: its replicas come and go sooner.
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",

@@ -38,6 +38,7 @@ NORM = "model.norm.weight"
 SEEDS = range(1)  # while processes start, which need the processors
 TOKENS = 60
 TAKES = "resources: {cpus: 0.5, custom: {drafter: 1}}"
+FRONT_TAKES = "resources: {cpus: 0.1, custom: {ingress: 1}}"
 SCALE = "{min: 1, max: 2, outputs: 2, up_seconds: 0, down_seconds: 1}"
 UNSERVED = """\
       - {name: other, model: /nowhere, threads: 1, cache_mib: 64,
@@ -65,18 +66,22 @@ def changed(cluster: RunningCluster, drafters: str = "") -> str:
 
 
 def test_what_has_no_room_is_given_up_in_time(cluster: RunningCluster) -> None:
+    """A front, as it starts again soon: where the one that runs has ended, something else has taken the room."""
     before = cluster.entries()
     foreign = ray.remote(Foreign).options(num_cpus=0.5, resources={"drafter": 0.1}).remote()
     ray.get(foreign.__ray_ready__.remote())
+    rest, front = cluster.configuration().split("grpc:")
+    assert FRONT_TAKES in front
+    wide_front = f"{rest}grpc:{front.replace(FRONT_TAKES, 'resources: {cpus: 3.4, custom: {ingress: 1}}')}"
     try:
-        begun = r"[^$]*\nDrafter-small-byte_2dlevel: [01] of 1"
+        begun = r"[^$]*\nGrpc: [01] of 1"
         late = rf"the time for it is over:({begun}|\nRay Serve starts the application)"  # by how fast Serve begins
         with pytest.raises(NotServedError, match=late):
-            cluster.deploy(wide(cluster), seconds=1.0)
+            cluster.deploy(wide_front, seconds=1.0)
     finally:
         ray.kill(foreign)
-    assert [one for one in before if one.role is not Role.DRAFTER] == [
-        one for one in cluster.entries() if one.role is not Role.DRAFTER
+    assert [one for one in before if one.role is not Role.GRPC] == [
+        one for one in cluster.entries() if one.role is not Role.GRPC
     ]
 
 

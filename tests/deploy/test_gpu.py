@@ -15,6 +15,7 @@ SMALL = {
     "DEVICE": "cpu",
     "DTYPE": "float32",
     "OUTPUTS": "1",
+    "CACHE_MIB": "64",
     "SECONDS_ALL": "600",  # of a busy machine
     "SECONDS_ENGINE": "300",
     "SECONDS_HEAD": "0",  # it is as large as it is

@@ -58,16 +58,20 @@ def checked(generations: list[Generation], schema: Any = SCHEMA) -> int:
     return len(ended)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def noise(stack: Stack) -> Noise:
+    return Noise((await stack.pipeline(None)).models.tokenization.vocabulary, NoiseKey(SEED))
+
+
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("drafter", "settings"), CASES)
 @pytest.mark.parametrize("temperature", [0, 1], ids=["greedy", "seeded"])
-async def test_it_is_what_the_target_writes_by_itself(stack, reference, drafter, settings, temperature):
+async def test_it_is_what_the_target_writes_by_itself(stack, reference, noise, drafter, settings, temperature):
     """transformers' `generate`, with each token tried by itself: the same ids, penalties and all."""
     options = SamplingOptions(temperature, presence_penalty=0.3, grammar=DENSE)
     seeded = {"method": "seeded", "seed": SEED} if temperature else {"method": "slem"}
-    noise = Noise((await stack.pipeline(None)).models.tokenization.vocabulary, NoiseKey(SEED)) if temperature else None
     found = await stack.run(drafter, requests(options, **seeded, **settings))
-    cases = [Case(text, TOKENS, options, noise=noise) for text in TEXTS]
+    cases = [Case(text, TOKENS, options, noise=noise if temperature else None) for text in TEXTS]
     assert reference.same(cases, found).count(False) <= 1
     assert checked(found)
     if drafter is None:  # what must follow is drawn together

@@ -51,7 +51,7 @@ from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles, TlsError, TlsFiles
-from crossdraft.rpc.server import Listening, Serving
+from crossdraft.rpc.server import Listening, Serving, without_collections
 from crossdraft.rpc.server import serve as serve_until_signalled
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
@@ -76,7 +76,8 @@ NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses
 def serve_target(options: ServedTarget) -> None:
     check_ports(options, options.host)
     name = _checked_model(options)
-    from crossdraft.target.service import ServeTarget, target_server
+    with without_collections():
+        from crossdraft.target.service import ServeTarget, target_server
 
     served = ServeTarget(_model_options(name, options, options), _listening(options))
     _run(lambda: _serve(lambda: target_server(served)), options)
@@ -85,7 +86,8 @@ def serve_target(options: ServedTarget) -> None:
 def serve_drafter(options: ServedDrafter) -> None:
     check_ports(options, options.host)
     name = _checked_model(options)
-    from crossdraft.drafter.service import ServeDrafter, drafter_server
+    with without_collections():
+        from crossdraft.drafter.service import ServeDrafter, drafter_server
 
     served = ServeDrafter(_model_options(name, options, options), _listening(options), options.affinity)
     _run(lambda: _serve(lambda: drafter_server(served)), options)
@@ -216,9 +218,10 @@ async def own_services(own: OwnModels, place: Listening, for_workers: bool = Fal
 async def _started(own: OwnModels, places: Sequence[Listening], stack: AsyncExitStack) -> "Servers":
     """Loads the models, and serves them until the stack is left."""
     _check_template(own.chat_template)
-    from crossdraft.drafter.service import ServeDrafter
-    from crossdraft.serving.models import serving
-    from crossdraft.target.service import ServeTarget
+    with without_collections():
+        from crossdraft.drafter.service import ServeDrafter
+        from crossdraft.serving.models import serving
+        from crossdraft.target.service import ServeTarget
 
     target, drafter = None, None
     if own.target_model is not None:

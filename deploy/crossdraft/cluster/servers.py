@@ -39,7 +39,7 @@ from crossdraft.config.service import SessionOptions
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.security import FrontFiles
-from crossdraft.rpc.server import Listening, Server, freeze_heap
+from crossdraft.rpc.server import Listening, Server, freeze_heap, without_collections
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.logs import logged
 from crossdraft.types.statistics import ModelStatistics
@@ -99,10 +99,11 @@ def certificate_of(own: object) -> FrontFiles | None:
 
 def _model_server(service: Service, where: Listening) -> Coroutine[Any, Any, Server[Any, Any, Any]]:
     """Imports torch, which those that deploy or ask what runs need not; in a thread, as that takes seconds."""
-    from crossdraft.drafter.service import ServeDrafter, drafter_server
-    from crossdraft.engine.served_model import ModelOptions
-    from crossdraft.engine.tensor_parallel import run_ranks
-    from crossdraft.target.service import ServeTarget, target_server
+    with without_collections():
+        from crossdraft.drafter.service import ServeDrafter, drafter_server
+        from crossdraft.engine.served_model import ModelOptions
+        from crossdraft.engine.tensor_parallel import run_ranks
+        from crossdraft.target.service import ServeTarget, target_server
 
     model = ModelOptions.of(service.model, service.settings, service.max_sessions)
     if isinstance(service, DrafterService):

@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
@@ -300,6 +301,17 @@ async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Garbage is not collected during the block. For what imports torch and transformers, which takes 3.7 s of a
+    processor then, and else 4.8 s: what imports make stays, and each collection would go through all of it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def freeze_heap() -> None:
