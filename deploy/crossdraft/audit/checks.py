@@ -145,8 +145,7 @@ def _own_gap(prompt: int, reply: Reply) -> Difference | None:
 def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference | None:
     """Where a text leaves the reference's, by the log-probabilities of the reference; None if it does not.
 
-    The token with which it goes on is the one that the endpoint names, or without that the most probable listed one
-    with which it may.
+    It goes on with the token that the endpoint names, or without that the most probable listed one that fits.
     """
     mine, told, before = ours.text.encode(), theirs.text.encode(), b""
     if mine == told:

@@ -212,8 +212,7 @@ class _Pair:
     async def _run(
         self, pipeline: Pipeline, request: GenerationRequest, choices: Counter[str]
     ) -> tuple[Statistics, bool]:
-        """The figures of one output, whose epochs are counted by how they were drafted, and whether it repeats
-        itself."""
+        """The figures of one output, whose epochs are counted by `choices`, and whether it repeats itself."""
         generation = pipeline.run(request)
         figures = await finished(generation)
         for decision in generation.decisions:

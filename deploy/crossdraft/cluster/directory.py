@@ -125,8 +125,7 @@ class NodeExporter:
 async def announced(
     entry: Entry, load: Load = lambda: (0, 0.0), heard: Callable[[Sequence[Entry]], None] | None = None
 ) -> AsyncIterator[None]:
-    """Keeps the process in the directory during the block, with what `load` says each time; `heard` gets all entries
-    each time."""
+    """Keeps the process in the directory, each time with what `load` says, and gives `heard` all entries."""
     directory, exporter, begun = FarDirectory(), NodeExporter(), asyncio.Event()
 
     async def announce() -> None:

@@ -94,8 +94,7 @@ class Backend(Protocol):
 
 
 def model_of(backend: Backend, name: str | None) -> str:
-    """The model that a request names, or the only one, which may not be there yet. Raises RequestError: there are
-    several."""
+    """The model that a request names, or the only one, there or not. Raises RequestError: there are several."""
     own = tuple(dict.fromkeys(backend.names.values()))
     if not name and len(own) != 1:
         raise RequestError(f"name the model; there are {', '.join(own)}", "model")
@@ -134,8 +133,7 @@ class NamedDrafter:
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model's name and the addresses of its services. Raises ValueError: there is no name or no target, or two
-    drafters have the same name."""
+    """A model's services. Raises ValueError: there is no name or no target, or two drafters have the same name."""
 
     name: str
     targets: Addresses  # all of the same model
@@ -184,8 +182,7 @@ class SharedPipeline:
     _trying: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def open(self) -> Pipeline:
-        """The pipeline; concurrent callers wait for the same attempt. Raises ServiceError: no target answers, or
-        targets and drafters do not go together."""
+        """By one attempt for all callers. Raises ServiceError: no target answers, or the services do not fit."""
         if self.pipeline is not None:
             return self.pipeline
         if self._opening is None or self._opening.done():
@@ -224,12 +221,9 @@ class SharedPipeline:
         used = self.targets, self.drafters
         try:
             self.pipeline = await self.make(*used).__aenter__()
-        except RequestError as error:  # the addresses are wrong, not anybody's request
+        except (NotServed, RequestError) as error:  # of the latter: the addresses are wrong, not anybody's request
             self.fault = f"not used: {without_addresses(str(error))}"
             raise NotServed(str(error)) from error
-        except NotServed as error:
-            self.fault = f"not used: {without_addresses(str(error))}"
-            raise
         except ServiceError as error:
             self.fault = f"not there yet ({name_of(error).replace('_', ' ')})"
             raise
@@ -238,8 +232,7 @@ class SharedPipeline:
         return self.pipeline
 
 
-# Of the drafters that can serve an output, the default one first: how many times as fast as without a drafter its
-# outputs were; 0: nothing was seen.
+# By drafter, the default one first: how many times as fast as without one outputs were; 0: nothing was seen.
 Gains = Mapping[str, float]
 
 
@@ -376,15 +369,14 @@ class LocalBackend:
     @contextmanager
     def _choosing(self, request: OutputRequest) -> Iterator[OutputRequest]:
         """The request with the name of its drafter, for the time of the output."""
-        name = request.drafter
-        if name not in (None, AUTO) or not (gains := self._gains(request.generation)):
-            yield replace(request, drafter=self._model.default_drafter if name in (None, AUTO) else name)
-            return
-        name, trial = self._choice.begun(gains)
+        name, trial = request.drafter, False
+        if name in (None, AUTO):
+            gains = self._gains(request.generation)
+            name, trial = self._choice.begun(gains) if gains else (self._model.default_drafter, False)
         try:
             yield replace(request, drafter=name)
         finally:
-            self._choice.ended(name, trial)
+            self._choice.ended(name or "", trial)
 
     def _gains(self, asked: GenerationRequest) -> Gains:
         """Of the drafters that can draft for a request now."""

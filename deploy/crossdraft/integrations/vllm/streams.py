@@ -107,8 +107,7 @@ class DraftStream:
         return self._drafts.stop(now)
 
     def take(self, reply: Drafted, now: float) -> DraftSeen | None:
-        """A reply came; None if it is of an epoch that is over. Raises DrafterFaultError: nothing of the kind was asked
-        for."""
+        """A reply came; None if its epoch is over. Raises DrafterFaultError: nothing of the kind was asked for."""
         epoch = self._epoch
         if epoch is None or reply.epoch != epoch.number:
             return None

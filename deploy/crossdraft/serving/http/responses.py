@@ -176,7 +176,8 @@ class Format(Writer, Generic[BodyT]):
         self._prompts = prompts
         self._measured = measured
         self._head: Json = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
-        self._outputs = [PartialOutput(answer=self._answer()) for _ in range(body.num_outputs)]
+        answers = (None if body.form.plain else AnswerParser(body.form) for _ in range(body.num_outputs))
+        self._outputs = [PartialOutput(answer=answer) for answer in answers]
         self._spans: list[list[Span]] = [[] for _ in self._outputs]  # not sent yet
         self._began = time.perf_counter()
 
@@ -209,10 +210,6 @@ class Format(Writer, Generic[BodyT]):
     @abstractmethod
     def _part(self, index: int, before: PartialOutput, item: Shown) -> Json:
         """Likewise, of what comes next; the first part begins with what an answer begins with."""
-
-    def _answer(self) -> AnswerParser | None:
-        """Reads what an output consists of, if it may have parts."""
-        return None
 
     def _shows(self, item: Shown, output: PartialOutput) -> bool:
         """A token has no text while its characters are incomplete, or may be the beginning of a stop string or call."""
@@ -323,9 +320,6 @@ class ChatFormat(Format[ChatBody]):
     PREFIX = "chatcmpl"
     OBJECTS = ("chat.completion", "chat.completion.chunk")
     CHOICES_HAVE_PROMPTS = False
-
-    def _answer(self) -> AnswerParser | None:
-        return None if self._body.form.plain else AnswerParser(self._body.form)
 
     def _whole(self, index: int, output: PartialOutput) -> Json:
         parts: Json = {"content": output.text} if output.answer is None else self._parts(output.said)
