@@ -16,11 +16,15 @@ import torch
 
 from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import RemoteDrafter, interface
-from crossdraft.integrations.vllm.exactness import NAME, Sampling, ensure_exact, expand, is_right
 from crossdraft.integrations.vllm.interface import (
+    NAME,
     NotSupportedError,
     Options,
+    Sampling,
     check_version,
+    ensure_exact,
+    expand,
+    is_right,
     may_draft,
     misspelt,
     propose,

@@ -102,9 +102,6 @@ async def audit(plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None)
     return Result(tuple(checks), tuple(differences), tuple(tests), tuple(adjusted), power)
 
 
-# Greedy texts.
-
-
 async def greedy(
     plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None
 ) -> tuple[list[Check], list[Difference]]:
@@ -194,9 +191,6 @@ def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
     return Check(name, FAULT if mean > tolerance else OK, finding)
 
 
-# Distributions.
-
-
 async def laws(plan: AuditPlan, endpoint: Endpoint) -> tuple[list[Draw], list[LawTest], list[str]]:
     """Sampled tokens against the log-probabilities that came with them: draws, tests, and what could not be tested."""
     if not plan.sampled or not plan.samples:
@@ -245,9 +239,8 @@ def tested(replies: Sequence[Sequence[Reply]]) -> tuple[list[Draw], list[LawTest
 def judged_depth(outputs: Sequence[Reply]) -> int:
     """How many first tokens of a prompt's samples are tested.
 
-    A draw must not be left out because of what was drawn: an end of the text that the endpoint does not report, or an
-    accepted draft token without a list (llama.cpp), would make the others look too frequent. So the tokens are tested
-    before the first place at which that happened to any sample.
+    Those before the first place at which any sample has no list: its text ends unreported, or a draft token was
+    accepted (llama.cpp). To leave out draws because of what was drawn would make the others look too frequent.
     """
     depths = [len(reply.places) for reply in outputs if reply.end_unreported]
     depths += [number for reply in outputs for number, place in enumerate(reply.places) if not place.top]

@@ -71,8 +71,7 @@ class Selection:
 
     def requests(self, method: str) -> list[GenerationRequest]:
         """One for each prompt. Raises ValueError if a value is out of its range."""
-        usual = GenerationRequest.num_speculative_tokens
-        setting = Setting(method, "", self.temperature, usual, controlled=True)
+        setting = Setting(method, "", self.temperature, GenerationRequest.num_speculative_tokens, controlled=True)
         return setting.requests(self.prompts, self.max_tokens)
 
     def plain(self) -> list[GenerationRequest]:

@@ -1,10 +1,9 @@
 """Several processes that serve one port: `--workers` of `crossdraft serve http` and `serve grpc`.
 
-Each worker runs the same command line and has all of a server of its own. They listen on the port together
-(SO_REUSEPORT): the kernel gives each new connection to one of them, and gRPC cannot be handed a socket. This process
-serves no API, but runs the models of --target-model and --drafter-model: Python's work for models and that for outputs
-then take no turns. It starts workers as new processes, as neither gRPC nor torch survives a fork; it replaces those
-that die, and drains all when it is told to stop. Workers end with their standard input, so none is left behind.
+Each worker runs the same command line. They listen on the port together (SO_REUSEPORT), as gRPC cannot be handed a
+socket. This process serves no API, but runs the models of --target-model and --drafter-model: Python's work for models
+and that for outputs then take no turns. Workers are new processes, as neither gRPC nor torch survives a fork; this one
+replaces those that die, and drains all when it is told to stop. They end with their standard input.
 """
 
 import asyncio

@@ -260,9 +260,8 @@ def _meant(error: Expected | Lost, journal: Journal) -> Exception:
 def resumable(request: OutputRequest) -> OutputRequest:
     """The request with method and seed fixed, so that any orchestrator that resumes it makes the same text.
 
-    Where no method is named and the output is not greedy, the method is `seeded`: an output of `coupled` that is
-    resumed has not the target's distribution, as the moment of a loss depends on what was being decided then. Where no
-    seed is named, it comes from the request's id: a client that asks again with the same id gets the same text.
+    Where no method is named and the output is not greedy, it is `seeded`, as the moment of a loss depends on what was
+    being decided. Where no seed is named, it comes from the request's id, so that the same id gets the same text again.
     """
     generation = request.generation
     if generation.greedy or not (generation.method is None or method_named(generation.method).seedable):

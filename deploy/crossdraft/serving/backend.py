@@ -87,9 +87,7 @@ class Backend(Protocol):
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """The tokens of one output as they are committed, then its end. Closing it early releases everything. Raises
-        RequestError: the request cannot be served; the text says what to change; UnknownModelError: no model has this
-        name; UnknownDrafterError: no drafter of the model has this name; OverloadedError: the limit of concurrent
-        outputs is reached; ServiceError: no target is left."""
+        RequestError, UnknownModelError, UnknownDrafterError, OverloadedError; ServiceError: no target is left."""
         ...
 
 
@@ -241,7 +239,7 @@ class DrafterChoice:
 
     The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried in
     turn, each by one output at a time: at once what was not seen or seems as fast, and by EARNED of the outputs what is
-    slower, so that no more than that is lost. Beside no drafter each controller bounds the loss by itself.
+    slower. Beside no drafter each controller bounds the loss by itself.
     """
 
     def __init__(self) -> None:
@@ -280,9 +278,8 @@ class DrafterChoice:
 class LocalBackend:
     """A `Backend` of one model, with one pipeline for each drafter. Use it with `async with`.
 
-    All are opened at the start; that of the default drafter is awaited. One that cannot be opened is tried again in the
-    background, and with the next request for it. Outputs without a drafter are made on the default one's pipeline. An
-    output that leaves the drafter to the server gets the fastest one (`DrafterChoice`).
+    All are opened at the start; that of the default drafter, which also makes outputs without one, is awaited. One that
+    cannot be opened is tried again in the background, and with the next request for it.
     """
 
     def __init__(self, model: LocalModel, options: LocalOptions | None = None) -> None:

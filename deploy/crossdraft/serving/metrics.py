@@ -33,6 +33,7 @@ from crossdraft.types.statistics import COARSE
 log = logging.getLogger(__name__)
 LIVE = ("model_name", "drafter")
 LABELS = ("model_name", "method", "drafter")
+PAIR = ("role", "peer")
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it when it is imported
 MAX_POSITIONS = 32  # of draft tokens in a round with a label each; the others share one
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -63,9 +64,6 @@ TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("drafter_model_seconds", "Seconds in drafters' models.", lambda one: one.drafter_seconds),
     ("orchestrator_cpu_seconds", "CPU time in the state machine.", lambda one: one.verification_seconds),
 )
-
-
-PAIR = ("role", "peer")
 # Other counters, and histograms: name, help, bounds of these, labels.
 COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("generation_tokens", "Tokens of outputs.", LIVE),

@@ -30,10 +30,9 @@ def key_of(ids: TokenIds) -> Key:
 class Prefixes:
     """The requests that were seen, by their ids so far.
 
-    vLLM names no request to proposers, so that it is told by the row's ids. They only ever grow by what was sampled:
-    the row that had n ids and was sampled s more is the request that was last seen with those n ids. That holds when
-    rows move, and after a preemption. Of the ids the first and the last few and their number are compared: requests
-    that agree in these are interchangeable for drafting, where a mistake costs acceptance and never correctness.
+    vLLM names no request to proposers, so that it is told by the row's ids, which only ever grow by what was sampled,
+    also when rows move, and after a preemption. Their number and the first and the last few are compared: requests that
+    agree in these are interchangeable for drafting, where a mistake costs acceptance and never correctness.
     """
 
     def __init__(self, seconds: float = FORGOTTEN_SECONDS) -> None:

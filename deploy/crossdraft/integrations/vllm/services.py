@@ -227,8 +227,7 @@ class DrafterServices:
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         for address in self.addresses:
-            client = DrafterClient(address, DRAFTER_PATIENCE, tls=self.tls)
-            self._members[address] = Probe(client, self._welcome)
+            self._members[address] = Probe(DrafterClient(address, DRAFTER_PATIENCE, tls=self.tls), self._welcome)
         self._started.set_result(asyncio.get_running_loop())
         tidying = asyncio.create_task(self._tidy_up())
         try:

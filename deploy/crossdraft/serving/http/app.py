@@ -179,7 +179,8 @@ class Outputs:
         request_id = request.scope[ID_KEY]
         request.scope[FIELD_KEY] = body.field_of
         model, requests = await self._ordered(request, body)
-        asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
+        told = body.return_token_ids or body.continuous_usage  # how prompts were tokenized
+        asked = [one.generation for one in requests[:: body.n]] if told else []
         prompts = [(await self._backend.written(model, one)).ids for one in asked]
         measured = self._options.http.per_request_spec_decode_metrics is not SpeculativeMetrics.none
         return await self._sent(request, body, requests, kind(body, model, request_id, self._beside, prompts, measured))

@@ -220,11 +220,6 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return self._form
 
     @property
-    def asks_of_prompts(self) -> bool:
-        """Whether the reply tells how the prompts were tokenized."""
-        return self.return_token_ids or self.continuous_usage
-
-    @property
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
         """One by one."""

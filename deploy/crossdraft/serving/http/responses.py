@@ -81,6 +81,7 @@ IndexedItem = tuple[int, OutputItem]  # the choice's index, and an item of its o
 Json = dict[str, Any]  # one of the objects above, or a part of it
 JSON = TypeAdapter(Any)  # writes one
 BYTES = 8  # of a token in a reply, about
+NEVER = -9999.0  # OpenAI's value for log 0: JSON has no infinity
 DONE = b"data: [DONE]\n\n"
 
 
@@ -420,9 +421,6 @@ def _finish(item: Shown, output: PartialOutput) -> Finish | None:
         return "length"
     called = output.answer is not None and output.answer.calls and not output.answer.within
     return "tool_calls" if called else "stop"  # also where a stop string ended a call
-
-
-NEVER = -9999.0  # OpenAI's value for log 0: JSON has no infinity
 
 
 def shown(token: int, raw: bytes, names: Names = ()) -> str:
