@@ -15,6 +15,7 @@ from crossdraft.client import Generation, GenerationRequest, Overlap, SamplingOp
 from crossdraft.verification.methods import method_named
 
 SEED = 0
+NGRAM, REPEATING = 3, 0.2  # an output repeats itself if more than this share of its different n-grams occur again
 Columns = Mapping[str, Callable[[Any], object]]  # by heading: what a row of the table shows of a result
 
 
@@ -90,9 +91,6 @@ def total_of(figures: Sequence[Statistics]) -> Statistics:
         several = isinstance(values[0], tuple)
         sums[name] = tuple(map(sum, zip_longest(*values, fillvalue=0))) if several else sum(values)
     return replace(figures[0], **sums)
-
-
-NGRAM, REPEATING = 3, 0.2  # an output repeats itself if more than this share of its different n-grams occur again
 
 
 def repeats(ids: Sequence[int]) -> bool:

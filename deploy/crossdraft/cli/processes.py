@@ -25,8 +25,6 @@ END_SECONDS = 5.0  # between SIGTERM and SIGKILL
 STDIN = 0  # file descriptor
 MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
 MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
-
-
 _processes: dict[str, Process] = {}  # of services that became ready, by address
 
 

@@ -108,9 +108,8 @@ def select(
     CommandFailed: a service does not start, is not there, or fails."""
     given = prompts_of(prompts, limit) if prompts else ()
     texts, kinds = tuple(str(one.content) for one in given), tuple(one.category for one in given)
-    drafters, methods = tuple(drafter), tuple(method or ())
-    texts = texts or PROMPTS[:limit]
-    selection = Selection(target, drafters, texts, methods, temperature, max_tokens, engine, kinds)
+    texts, methods = texts or PROMPTS[:limit], tuple(method or ())
+    selection = Selection(target, tuple(drafter), texts, methods, temperature, max_tokens, engine, kinds)
     selection.check()
     run_to_end(_select(selection, as_json), STARTS_PROCESSES)
 

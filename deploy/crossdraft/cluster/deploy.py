@@ -229,8 +229,7 @@ def deployed_before() -> Processes:
 def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, ...]:
     """What Serve is to run, one after the other.
 
-    What serves new models begins beside all that ran before, if it has room in `free` (changed); then fronts change,
-    and then what they do not ask for any more ends.
+    If there is room in `free` (changed), new models begin beside all before; then fronts change; then the others end.
     """
     names = versions_of(before)
     new = [process for process in wanted if process.deployment not in names and process.role not in FRONTS]

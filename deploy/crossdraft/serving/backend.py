@@ -70,25 +70,20 @@ class Backend(Protocol):
     @property
     def names(self) -> Mapping[str, str]:
         """Of its models, also of those that cannot be served now; to each name, further ones too, the model's own."""
-        ...
 
     @property
     def absent(self) -> Mapping[str, str]:
         """By name, why a model is not among `models`, if it is not; without the addresses of its services."""
-        ...
 
     async def models(self) -> tuple[ServedModel, ...]:
         """What is served now."""
-        ...
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         """As `session.resolution.written`, by the tokenizer of a model; raises as `stream`."""
-        ...
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """The tokens of one output as they are committed, then its end. Closing it early releases everything. Raises
         RequestError, UnknownModelError, UnknownDrafterError, OverloadedError; ServiceError: no target is left."""
-        ...
 
 
 def model_of(backend: Backend, name: str | None) -> str:

@@ -41,8 +41,7 @@ class Guess:
 class Outcome:
     """How a guess fared, whether it was proposed or not.
 
-    The target's own token equals a guessed one with the probability with which that would be accepted, as drafts
-    without probabilities are: so a drafter is judged without being used.
+    The target's own token equals a guess as often as that would be accepted: a drafter is judged without being used.
     """
 
     matched: int  # tokens of the guess, from its first one on

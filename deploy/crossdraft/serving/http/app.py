@@ -76,8 +76,7 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
     app.add_middleware(Gate, options=options)
     if options.http.cors:  # before all others: a browser's first question has no key
         app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.http.cors)
-    beside = Beside("bodies")
-    app.include_router(router_of(backend, options, beside))
+    app.include_router(router_of(backend, options, Beside("bodies")))
     _watch(app, backend, options)
     for kind in (*FOREIGN, RefusedError, RequestValidationError, HTTPException, ClientGoneError, Exception):
         app.add_exception_handler(kind, _refused)

@@ -142,8 +142,7 @@ def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
 def refusal_of_faults(faults: Sequence[Any], body: object, kind: type[BaseModel] = Body) -> RefusedError:
     """The reply to a body of a kind that pydantic refused, by its ErrorDetails: the first fault.
 
-    Where a field has a union type, pydantic reports one fault for each alternative; a too long list counts, else
-    the one whose path into the body is the longest.
+    Of a union type pydantic reports a fault for each alternative; a too long list counts, else the longest path.
     """
     placed = [(one, tuple(_in_body(one["loc"], body))) for one in faults]
     named = placed[0][1][:1]
