@@ -16,16 +16,18 @@ import torch
 
 from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import RemoteDrafter, interface
-from crossdraft.integrations.vllm.exactness import NAME, Sampling, ensure_exact, expand, is_right
 from crossdraft.integrations.vllm.interface import (
+    NAME,
     NotSupportedError,
     Options,
+    Sampling,
     check_version,
+    ensure_exact,
+    expand,
     may_draft,
     misspelt,
     propose,
     share,
-    show,
 )
 from crossdraft.integrations.vllm.pacing import FIRST_PAUSE, MAX_PAUSE, Seldom
 from crossdraft.integrations.vllm.services import TokenIds
@@ -251,8 +253,8 @@ def test_lines_say_where_they_come_from_once(monkeypatch: pytest.MonkeyPatch) ->
     shown = io.StringIO()
     monkeypatch.setattr("sys.stderr", shown)
     log = logging.Logger("alone")
-    show(log)
-    show(log)
+    interface.show(log)
+    interface.show(log)
     log.warning("it is so")
     assert shown.getvalue().startswith("WARNING ")
     assert shown.getvalue().count("crossdraft: it is so\n") == 1
@@ -319,7 +321,7 @@ def test_a_wrong_one_is_replaced_with_one_warning(wrong: object, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         assert ensure_exact(module, CPU) is Sampling.MENDED
         assert ensure_exact(module, CPU) is Sampling.RIGHT  # a second engine of the process
-    assert is_right(getattr(module, NAME), CPU)
+    assert interface.is_right(getattr(module, NAME), CPU)
     assert len(caplog.records) == 1
 
 

@@ -102,9 +102,6 @@ async def audit(plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None)
     return Result(tuple(checks), tuple(differences), tuple(tests), tuple(adjusted), power)
 
 
-# Greedy texts.
-
-
 async def greedy(
     plan: AuditPlan, endpoint: Endpoint, reference: Endpoint | None
 ) -> tuple[list[Check], list[Difference]]:
@@ -145,8 +142,7 @@ def _own_gap(prompt: int, reply: Reply) -> Difference | None:
 def compared(prompt: int, ours: Reply, theirs: Reply) -> Difference | None:
     """Where a text leaves the reference's, by the log-probabilities of the reference; None if it does not.
 
-    The token with which it goes on is the one that the endpoint names, or without that the most probable listed one
-    with which it may.
+    It goes on with the token that the endpoint names, or without that the most probable listed one that fits.
     """
     mine, told, before = ours.text.encode(), theirs.text.encode(), b""
     if mine == told:
@@ -193,9 +189,6 @@ def _values(pairs: Sequence[tuple[Reply, Reply]], tolerance: float) -> Check:
     mean = fmean(gaps)
     finding = f"{len(gaps)} tokens: {mean:.2g} nats apart on average, {max(gaps):.2g} at most"
     return Check(name, FAULT if mean > tolerance else OK, finding)
-
-
-# Distributions.
 
 
 async def laws(plan: AuditPlan, endpoint: Endpoint) -> tuple[list[Draw], list[LawTest], list[str]]:
@@ -246,9 +239,8 @@ def tested(replies: Sequence[Sequence[Reply]]) -> tuple[list[Draw], list[LawTest
 def judged_depth(outputs: Sequence[Reply]) -> int:
     """How many first tokens of a prompt's samples are tested.
 
-    A draw must not be left out because of what was drawn: an end of the text that the endpoint does not report, or an
-    accepted draft token without a list (llama.cpp), would make the others look too frequent. So the tokens are tested
-    before the first place at which that happened to any sample.
+    Those before the first place at which any sample has no list: its text ends unreported, or a draft token was
+    accepted (llama.cpp). To leave out draws because of what was drawn would make the others look too frequent.
     """
     depths = [len(reply.places) for reply in outputs if reply.end_unreported]
     depths += [number for reply in outputs for number, place in enumerate(reply.places) if not place.top]

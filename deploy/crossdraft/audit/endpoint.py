@@ -1,7 +1,6 @@
 """A client of an endpoint of OpenAI's API, for audits. It needs httpx2.
 
-It learns what the endpoint lets it ask for, sends no more requests at once than it is told to, and asks again later
-where the endpoint says that it is busy.
+It learns what the endpoint lets it ask for, and asks again later where the endpoint says that it is busy.
 """
 
 import asyncio

@@ -50,8 +50,7 @@ class Fit:
 
 
 def fit_of(counts: Mapping[int, int], distribution: Probabilities) -> Fit | None:
-    """Compares how often each id was drawn with its probability, (V,), which sum to one; None if there are too few
-    draws for two cells."""
+    """Compares how often ids were drawn with their probabilities, (V,); None if there are too few for two cells."""
     drawn = np.zeros(len(distribution))
     drawn[list(counts)] = list(counts.values())
     total = float(drawn.sum())

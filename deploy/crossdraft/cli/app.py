@@ -24,6 +24,7 @@ from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.service import ServedDrafter, ServedNgram, ServedTarget
 from crossdraft.engine.names import LABORATORY, laboratory
 
+TOKENIZER = "A folder, a hub id, bundled:NAME, or a file: a tokenizer.json of any name, or NAME.tiktoken."
 DRAFTERS = ["bundled:drafter-a", "bundled:drafter-b"]
 
 # Plain errors and help: an error is then one line, whatever the width of the terminal.
@@ -118,9 +119,6 @@ def generate(
 
     running = where.target is not None or where.server is not None
     module.generate(module.request_of(prompt, options, running), where, as_json, verbose=verbose)
-
-
-TOKENIZER = "A folder, a hub id, bundled:NAME, or a file: a tokenizer.json of any name, or NAME.tiktoken."
 
 
 @command(app, runs="crossdraft.cli.inspect:inspect")

@@ -69,9 +69,8 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a function a command of `group`: its options are its parameters, and the fields of those of a dataclass.
 
-    Such dataclasses may hold others. The function itself gets them made, and no value that is out of its range: the
-    text for that is the same in all commands. A tuple of any length is a repeatable option. What `runs`, a
-    MODULE:FUNCTION of the same parameters, is imported and called in place of the decorated one.
+    Such dataclasses may hold others. The function itself gets them made, with values in their ranges. A tuple of any
+    length is a repeatable option. What `runs`, a MODULE:FUNCTION, is imported and called in place of the decorated one.
     """
 
     def added(function: Callable[..., None]) -> Callable[..., None]:

@@ -132,8 +132,7 @@ def corpus_texts(path: Path, doing: str, chunk: int = CHUNK) -> Iterator[str]:
     It comes in parts of `chunk` characters and the rest of their last line, or as much of it again.
 
     A line of a `.jsonl` file is an object whose `text` is a part of its own. Any other file is text itself; what is not
-    UTF-8 or may not be read is skipped from about there to its end, and a note on stderr counts these files. `doing` is
-    the label of the progress bar.
+    UTF-8 or may not be read is skipped to its end, and counted in a note on stderr. `doing` labels the progress bar.
     """
     try:
         found = [path] if path.is_file() else sorted(_files(path))

@@ -18,8 +18,7 @@ from crossdraft.config.engine import DEMO, EngineOptions
 from crossdraft.engine.names import LABORATORY
 from crossdraft.text.letters import common_length
 
-# The bundled target with more and wider layers, which compute zeros: the same texts at the price of a larger model. A
-# wheel has no laboratory to make it so large.
+# More and wider layers that compute zeros: the same texts at the price of a larger model. Wheels have no laboratory.
 PADDED = find_spec(LABORATORY) is not None
 MODELS: dict[str, Any] = {
     "target_model": "inflated:16x1024:bundled:target" if PADDED else "bundled:target",

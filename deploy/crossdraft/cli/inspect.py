@@ -140,10 +140,8 @@ def _decoded(found: Injectivity) -> str:
 
 
 def _injective(found: Injectivity) -> str:
-    if found.holds:
-        return f"yes ({found.strings} strings)"
     parts = f" because of {', '.join(found.lossy_parts)}" if found.lossy_parts else ""
-    return escape(f"{found.restored} of {found.strings} strings{parts}; not {found.example!r}")
+    return _decoded(found) + ("" if found.holds else escape(f"{parts}; not {found.example!r}"))
 
 
 def _unknown(parts: Sequence[str]) -> str:

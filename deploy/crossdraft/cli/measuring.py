@@ -15,6 +15,7 @@ from crossdraft.client import Generation, GenerationRequest, Overlap, SamplingOp
 from crossdraft.verification.methods import method_named
 
 SEED = 0
+NGRAM, REPEATING = 3, 0.2  # an output repeats itself if more than this share of its different n-grams occur again
 Columns = Mapping[str, Callable[[Any], object]]  # by heading: what a row of the table shows of a result
 
 
@@ -33,8 +34,7 @@ class Setting:
     controlled: bool = False  # a controller decides how far to draft, and says it; K is of no account
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
-        """One request a prompt. Where the method takes a seed, each prompt has the same noise in every run. Raises
-        ValueError: a value is out of its range."""
+        """One request a prompt, with the same noise in every run. Raises ValueError: a value is out of its range."""
         seed = SEED if method_named(self.method).seedable else None
         return [
             GenerationRequest(
@@ -68,9 +68,8 @@ class Skipped:
 
 
 async def finished(generation: Generation, *, lost: bool = False, came: Callable[[], object] = object) -> Statistics:
-    """The figures of a generation, which begins and ends here; `lost`: its drafter may be lost on the way; `came` is
-    called with each token. Raises CommandFailed: there are no figures, or they would say nothing about the drafter, as
-    it was lost."""
+    """The figures of a generation, which begins and ends here; `came` is called with each token. Raises CommandFailed:
+    there are no figures, or the drafter was lost, unless it may be `lost`."""
     async with generation:
         async for _ in generation:
             came()
@@ -92,9 +91,6 @@ def total_of(figures: Sequence[Statistics]) -> Statistics:
         several = isinstance(values[0], tuple)
         sums[name] = tuple(map(sum, zip_longest(*values, fillvalue=0))) if several else sum(values)
     return replace(figures[0], **sums)
-
-
-NGRAM, REPEATING = 3, 0.2  # an output repeats itself if more than this share of its different n-grams occur again
 
 
 def repeats(ids: Sequence[int]) -> bool:

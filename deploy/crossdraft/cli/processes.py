@@ -25,8 +25,6 @@ END_SECONDS = 5.0  # between SIGTERM and SIGKILL
 STDIN = 0  # file descriptor
 MODEL, DRAFTER = "loadtest", "drafter"  # the names that a started server has for its models
 MIN_OUTPUTS = 64  # --max-outputs of a started server, at least
-
-
 _processes: dict[str, Process] = {}  # of services that became ready, by address
 
 
@@ -141,8 +139,7 @@ def end_with_stdin() -> None:
 
 
 def base_url(url: str, option: str = "--url") -> str:
-    """The URL of a server without `/v1` and slashes at its end. Raises UsageError: this is not
-    http://HOST[:PORT][/PATH] or the same with https."""
+    """Without `/v1` and slashes at its end. Raises UsageError unless it is http(s)://HOST[:PORT][/PATH]."""
     complaint = f"{option} must be such as http://127.0.0.1:8000, got {url}"
     try:
         parts = urlsplit(url)

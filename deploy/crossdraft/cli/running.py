@@ -45,8 +45,7 @@ STARTS_PROCESSES: Run = asyncio.run
 
 
 class CommandFailed(Exception):  # noqa: N818 - the name says what happened
-    """A command failed; its arguments, each of them one line, say what to change. What commands call raises this, or a
-    UsageError."""
+    """A command failed; its arguments, each of them one line, say what to change."""
 
     exit_code: ClassVar[int] = 1
 
@@ -71,8 +70,7 @@ def needs_extra(name: str) -> str:
 
 
 def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
-    """Runs `work`; a signal cancels it, so that it cleans up. Pass STARTS_PROCESSES if it starts processes beside open
-    channels."""
+    """Runs `work`, by STARTS_PROCESSES if it does so beside open channels. A signal cancels it, and it cleans up."""
     from crossdraft.rpc.errors import ServiceError  # these import grpc and numpy, which `--help` does without
     from crossdraft.types.request import RequestError
 
@@ -126,8 +124,7 @@ def interruptible() -> None:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Signals end the process at once, whatever it does: for a time in which it has nothing to clean up, as while it
-    loads models, which nothing can interrupt."""
+    """Signals end the process at once: while it has nothing to clean up, as when it loads models, uninterruptibly."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -178,8 +175,7 @@ def print_whole(table: Table) -> None:
 
 
 def check_output(path: Path, *endings: str) -> None:
-    """Raises UsageError if a file cannot be written there, or its name has none of some endings; called before the
-    work for it is done."""
+    """Raises UsageError if a file cannot be written there, or has none of some endings; called before the work."""
     fault = _fault_of(path)
     if endings and path.suffix.lower() not in endings:
         fault = f"its name must end with {', '.join(endings)}"

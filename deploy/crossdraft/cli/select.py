@@ -71,8 +71,7 @@ class Selection:
 
     def requests(self, method: str) -> list[GenerationRequest]:
         """One for each prompt. Raises ValueError if a value is out of its range."""
-        usual = GenerationRequest.num_speculative_tokens
-        setting = Setting(method, "", self.temperature, usual, controlled=True)
+        setting = Setting(method, "", self.temperature, GenerationRequest.num_speculative_tokens, controlled=True)
         return setting.requests(self.prompts, self.max_tokens)
 
     def plain(self) -> list[GenerationRequest]:
@@ -109,9 +108,8 @@ def select(
     CommandFailed: a service does not start, is not there, or fails."""
     given = prompts_of(prompts, limit) if prompts else ()
     texts, kinds = tuple(str(one.content) for one in given), tuple(one.category for one in given)
-    drafters, methods = tuple(drafter), tuple(method or ())
-    texts = texts or PROMPTS[:limit]
-    selection = Selection(target, drafters, texts, methods, temperature, max_tokens, engine, kinds)
+    texts, methods = texts or PROMPTS[:limit], tuple(method or ())
+    selection = Selection(target, tuple(drafter), texts, methods, temperature, max_tokens, engine, kinds)
     selection.check()
     run_to_end(_select(selection, as_json), STARTS_PROCESSES)
 
@@ -212,8 +210,7 @@ class _Pair:
     async def _run(
         self, pipeline: Pipeline, request: GenerationRequest, choices: Counter[str]
     ) -> tuple[Statistics, bool]:
-        """The figures of one output, whose epochs are counted by how they were drafted, and whether it repeats
-        itself."""
+        """The figures of one output, whose epochs are counted by `choices`, and whether it repeats itself."""
         generation = pipeline.run(request)
         figures = await finished(generation)
         for decision in generation.decisions:

@@ -37,7 +37,6 @@ from crossdraft.config.commands import NO_DRAFTER
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
 from crossdraft.config.service import (
-    ModelChoice,
     ServedDrafter,
     ServedNgram,
     ServedTarget,
@@ -63,7 +62,7 @@ from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import FrequenciesError
 
 if TYPE_CHECKING:
-    from crossdraft.engine.served_model import Emulation, ModelOptions
+    from crossdraft.engine.served_model import ModelOptions
     from crossdraft.serving.http.server import HttpServer
     from crossdraft.serving.models import Servers
 
@@ -74,7 +73,6 @@ NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses
 
 
 def serve_target(options: ServedTarget) -> None:
-    check_ports(options, options.host)
     name = _checked_model(options)
     with without_collections():
         from crossdraft.target.service import ServeTarget, target_server
@@ -84,7 +82,6 @@ def serve_target(options: ServedTarget) -> None:
 
 
 def serve_drafter(options: ServedDrafter) -> None:
-    check_ports(options, options.host)
     name = _checked_model(options)
     with without_collections():
         from crossdraft.drafter.service import ServeDrafter, drafter_server
@@ -129,9 +126,7 @@ def serve_http(api: ServedHttp) -> None:
         both = None if grpc is None else HttpAndGrpc(server, GenerationServer(outputs, grpc, limited))
         await serve_until_signalled(both or server)
 
-    _serve_api(
-        api, local, serve, {"--port": api.port} | ({} if api.grpc_port is None else {"--grpc-port": api.grpc_port})
-    )
+    _serve_api(api, local, serve)
 
 
 def serve_grpc(api: ServedGrpc) -> None:
@@ -152,20 +147,18 @@ def serve_grpc(api: ServedGrpc) -> None:
         finally:
             await exporter.stop()
 
-    _serve_api(api, local, serve, {"--port": api.port}, api.metrics_port)
+    _serve_api(api, local, serve)
 
 
 def _serve_api(
     api: ApiOptions,
     local: LocalOptions,
     serve: Callable[[MeasuredBackend, Metrics, Mapping[str, str]], Coroutine[Any, Any, None]],
-    ports: Mapping[str, int],
-    metrics_port: int | None = None,
 ) -> None:
-    """Serves in this process, or with `workers` at these ports, by option, and with the metrics of all of them."""
+    """Serves in this process, or with `workers`."""
     _local_model(api, NOT_STARTED)  # what is wrong with the options is said once, before a model is loaded
     if api.workers != 1 and not api.worker_of:
-        _serve_workers(api, ports, metrics_port)
+        _serve_workers(api)
         return
     elsewhere = dict(one.split("=") for one in api.models_at or ())
 
@@ -231,14 +224,16 @@ async def _started(own: OwnModels, places: Sequence[Listening], stack: AsyncExit
     return await stack.enter_async_context(serving(target, drafter))
 
 
-def _serve_workers(api: ApiOptions, ports: Mapping[str, int], metrics_port: int | None) -> None:
-    """Serves an API with several processes; metrics of all of them at `metrics_port`, unless it is None. Own models run
-    in this one."""
+def _serve_workers(api: ApiOptions) -> None:
+    """Serves an API with several processes, and the metrics of all. Own models run in this one."""
     if tls_files(api) is not None and (api.target_model or api.drafter_model):
         raise UsageError(
             "--workers reach own models at 127.0.0.1, which no certificate of --tls-cert is for: serve these models by "
             "themselves, and give --target and --drafter"
         )
+
+    given, metrics_port = vars(api), getattr(api, "metrics_port", None)
+    ports = {flag_of(name): given[name] for name in ("port", "grpc_port") if given.get(name) is not None}
 
     async def serve() -> None:
         async with own_services(api, _place(api), for_workers=True) as servers:
@@ -269,8 +264,7 @@ def _run(server: Callable[[], Coroutine[Any, Any, None]], options: ServerOptions
 
 
 def check_ports(options: object, host: str) -> None:
-    """Before anything heavy is imported: raises UsageError if two ports of a command are the same, CommandFailed if one
-    cannot be had now."""
+    """Raises UsageError if two ports of a command are the same, CommandFailed if one cannot be had now."""
     flags: dict[int, str] = {}
     # The process that has started a worker has looked.
     for name, port in () if getattr(options, "worker_of", 0) else vars(options).items():
@@ -332,12 +326,17 @@ def _files(kind: type[Files], options: object, *names: str) -> Files | None:
 def _model_options(name: str, given: EngineOptions, sessions: SessionOptions) -> "ModelOptions":
     from crossdraft.engine.served_model import ModelOptions
 
+    pace, noise = _emulated(given)
     with checked_options():
-        return replace(ModelOptions.of(name, given, sessions.max_sessions), emulation=_emulation(given))
+        model = ModelOptions.of(name, given, sessions.max_sessions)
+        if pace is None and not noise:
+            return model
+        return replace(model, emulation=laboratory("emulation.steps", EMULATION).Emulation.parsed(pace, noise))
 
 
-def _checked_model(options: ModelChoice) -> str:
+def _checked_model(options: ServedTarget | ServedDrafter) -> str:
     """The name of the model. What is wrong with it or what is named beside it is said before torch is imported."""
+    check_ports(options, options.host)
     name = only_model(options.model)
     with faults_of_models():
         check_name(name)
@@ -359,16 +358,8 @@ def _check_template(path: Path | None) -> None:
 
 
 def _emulated(given: EngineOptions) -> tuple[str | None, float]:
+    """What --pace and --logit-noise say."""
     return getattr(given, "pace", None), getattr(given, "logit_noise", 0.0)
-
-
-def _emulation(given: EngineOptions) -> "Emulation | None":
-    """What --pace and --logit-noise say; raises ValueError."""
-    pace, noise = _emulated(given)
-    if pace is None and not noise:
-        return None
-    emulation: Emulation = laboratory("emulation.steps", EMULATION).Emulation.parsed(pace, noise)
-    return emulation
 
 
 def _limits(api: ApiOptions) -> GenerationOptions:
@@ -405,9 +396,8 @@ def _local_model(api: ApiOptions, own: Mapping[str, str]) -> LocalModel:
 
 
 def check_engine(own: OwnModels) -> None:
-    """Raises UsageError if there is an option for models that run here, and there are none. What the environment names,
-    --cache-mib, is not looked at."""
-    given = replace(own.engine, cache_mib=None).arguments
+    """Raises UsageError if there is an option for models that run here, and there are none."""
+    given = replace(own.engine, cache_mib=None).arguments  # the environment may name that
     if given and not (own.target_model or own.drafter_model):
         raise UsageError(f"{given[0]} is for --target-model and --drafter-model: leave it out without them")
 

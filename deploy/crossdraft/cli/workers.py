@@ -1,10 +1,9 @@
 """Several processes that serve one port: `--workers` of `crossdraft serve http` and `serve grpc`.
 
-Each worker runs the same command line and has all of a server of its own. They listen on the port together
-(SO_REUSEPORT): the kernel gives each new connection to one of them, and gRPC cannot be handed a socket. This process
-serves no API, but runs the models of --target-model and --drafter-model: Python's work for models and that for outputs
-then take no turns. It starts workers as new processes, as neither gRPC nor torch survives a fork; it replaces those
-that die, and drains all when it is told to stop. Workers end with their standard input, so none is left behind.
+Each worker runs the same command line. They listen on the port together (SO_REUSEPORT), as gRPC cannot be handed a
+socket. This process serves no API, but runs the models of --target-model and --drafter-model: Python's work for models
+and that for outputs then take no turns. Workers are new processes, as neither gRPC nor torch survives a fork; this one
+replaces those that die, and drains all when it is told to stop. They end with their standard input.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from typing import Any, NoReturn
 from crossdraft.cli.processes import ended, launched
 from crossdraft.cli.running import CommandFailed
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.server import Serving
+from crossdraft.rpc.server import Listening, Serving
 
 log = logging.getLogger(__name__)
 RESTART_SECONDS = 1.0  # before another one is started where a new worker did not become ready
@@ -63,8 +62,7 @@ class Workers(Serving):
         return json.dumps(self._workers[0].ready | self.marks | {"workers": [one.process.pid for one in self._workers]})
 
     async def start(self) -> None:
-        """Starts all. Raises CannotListen: a port is taken, or the host is not of this machine; CommandFailed: a worker
-        ended before it was ready."""
+        """Starts all. Raises CannotListen; CommandFailed: a worker ended before it was ready."""
         for option, port in self.ports.items():
             self._reserved.append(reserved(self.host, port))
             self._options += [option, str(self._reserved[-1].getsockname()[1])]
@@ -144,16 +142,13 @@ async def drain(output: asyncio.StreamReader) -> None:
 
 
 def reserved(host: str, port: int) -> socket.socket:
-    """A port, 0 being any that is free, which from now on only sockets with SO_REUSEPORT can have. Raises CannotListen:
-    it is taken, or the host is not of this machine."""
+    """A port, 0: any free one, which from now on only sockets with SO_REUSEPORT can have. Raises CannotListen."""
     bare = host.strip("[]")
-    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+    Listening(host, port).check_free()  # fails where others share it
+    holder = socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET)
     try:
-        with socket.create_server((bare, port), family=family) as free:  # fails where others share it
-            found = free.getsockname()[1]
-        holder = socket.socket(family)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((bare, found))
+        holder.bind((bare, port))
     except OSError as error:
         raise CannotListen.at(f"{host}:{port}", error) from error
     return holder

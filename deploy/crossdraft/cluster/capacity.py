@@ -68,8 +68,7 @@ def needs_of(processes: Iterable[Process]) -> tuple[Need, ...]:
 
 
 def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
-    """Places for all replicas, the greatest first: each where the fewest of its kind are, and of such nodes where most
-    is left."""
+    """Places for all replicas, the greatest first: where the fewest of its kind are, and of such nodes most is left."""
     free, at = {name: dict(has) for name, has in nodes.items()}, {need.what: list[str]() for need in needs}
     most = {name: max(has.get(name, EXACT) for has in nodes.values()) for need in needs for name in need.amounts}
 
@@ -168,9 +167,8 @@ def waited(look: Callable[[], str], until: Callable[[], float], say: Say) -> str
 
 
 def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
-    """Returns once there are places for all replicas, and the nodes have this process's crossdraft. Nodes that Ray's
-    autoscaler sets up are waited for as long as all that is to be started. Raises NotServedError: nodes lack resources,
-    or one has another crossdraft."""
+    """Places for all replicas, once nodes have them and this crossdraft; those that Ray's autoscaler sets up are waited
+    for as long as all that is to be started. Raises NotServedError."""
     needs, began = needs_of(processes), time.monotonic()
 
     def faults() -> str:

@@ -66,8 +66,7 @@ def load(path: Path) -> Configuration:
 def parse(text: str, name: str = "configuration", folder: Path | None = None) -> Configuration:
     """Reads YAML, which may be a file of Serve's, with the configuration as `args` of its first application.
 
-    Errors have the name and lines, or without a name none; paths are relative to the folder. Raises ConfigurationError:
-    it is not YAML, or has errors.
+    Paths are relative to the folder. Raises ConfigurationError, which has lines if there is a name.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -225,8 +224,7 @@ KNOWN = (*DECIDING, "name", "trusted")
 
 @dataclass(frozen=True)
 class Process:
-    """Processes of one kind, the replicas of a deployment of Serve's: what each of them gets, and no more than that, as
-    they are replaced when it changes."""
+    """Replicas of a deployment of Serve's: what each of them gets, and no more, as a change replaces them."""
 
     role: Role
     own: Service | ServedService | Front | int  # its part of the file, without numbers; of the directory a port

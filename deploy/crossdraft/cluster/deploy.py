@@ -1,11 +1,9 @@
 """Deploys a configuration on a running Ray cluster, as one application of Ray Serve's: a deployment for each kind of
 process, which are targets, drafters, orchestrators, fronts, and the directory.
 
-Serve starts, checks, scales, replaces and ends all of them, whether `crossdraft deploy` or `serve deploy` brings them.
-It replaces deployments in no order, keeps what ran where a new version does not start, and leaves the other ones as
-they are then. What `crossdraft deploy` adds: it seeks room, files and ports on the nodes first and says what is
-missing; where other models are to be served, it starts these before it ends the ones before; and if something does not
-start, it brings back what was deployed.
+Serve starts, checks, scales, replaces and ends all of them, and leaves the rest as it is where something does not
+start. What `crossdraft deploy` adds: it seeks room, files and ports on the nodes first and says what is missing; it
+starts other models before it ends those before; and if something does not start, it brings back what was deployed.
 """
 
 import json
@@ -110,8 +108,7 @@ class _Mark:
 
 
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
-    """What is to be served, once nodes have room, models, files and ports for what does not serve so already; and what
-    Serve runs now. Raises NotServedError."""
+    """What is to be served, once nodes have all that it lacks; and what Serve runs now. Raises NotServedError."""
     waiting.say(ASKING)
     plan = capacity.await_nodes(processes_of(configuration), waiting)
     wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
@@ -198,8 +195,7 @@ def undeploy() -> None:
 
 
 def replicas_of(configuration: Configuration, plan: capacity.Placement) -> Processes:
-    """All processes of a configuration: how many fronts there is room for, and how many of what a node takes, also when
-    others are lost."""
+    """All processes: how many fronts there is room for, and how many of what a node takes, also if others are lost."""
     found = []
     for process in processes_of(configuration):
         if process.role in FRONTS:
@@ -215,8 +211,7 @@ def versions_of(found: Processes) -> dict[str, str]:
 
 
 def deployed_before() -> Processes:
-    """What Serve has been told to run, the HTTP front last; nothing where it has not, or by another crossdraft with
-    other options."""
+    """What Serve has been told to run, the HTTP front last; nothing if by a crossdraft with other options."""
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return ()
@@ -234,8 +229,7 @@ def deployed_before() -> Processes:
 def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, ...]:
     """What Serve is to run, one after the other.
 
-    What serves new models begins beside all that ran before, if it has room in `free` (changed); then fronts change,
-    and then what they do not ask for any more ends.
+    If there is room in `free` (changed), new models begin beside all before; then fronts change; then the others end.
     """
     names = versions_of(before)
     new = [process for process in wanted if process.deployment not in names and process.role not in FRONTS]
@@ -279,8 +273,7 @@ def _deployment(process: Process, beside: bool, more: int) -> Deployment:
     amounts = amounts_of(process.resources)
     custom = {name: amount for name, amount in amounts.items() if name not in (CPUS, GPUS)}
     if process.most < inf:
-        # Serve's own `max_replicas_per_node` counts old and new replicas together, so that a new one could not start
-        # beside the one that it replaces.
+        # By Serve's `max_replicas_per_node` a new replica could not start beside the one that it replaces.
         custom[f"{IMPLICIT_RESOURCE}{process.deployment}-{process.version}-{process.most:g}"] = 1 / process.most
     takes = {"num_cpus": process.resources.cpus, "num_gpus": process.resources.gpus, "resources": custom}
     group: dict[str, Any] = {"placement_group_bundles": [amounts] * process.ranks, "placement_group_strategy": "PACK"}
@@ -330,15 +323,13 @@ def _number(replicas: Scale, sessions: bool) -> dict[str, Any]:
 
 def build(args: Mapping[str, object]) -> Application:
     """The application, for Serve to build from `import_path` and `args`, as `serve deploy` and KubeRay make it do.
-    Raises RayServeException: the configuration cannot be used, nodes lack resources, a model or a file, have another
-    crossdraft, or a port is taken. Serve shows its text at once; after any other error it would try three times more,
-    and show all that led to it."""
+    Raises RayServeException, whose text Serve shows at once; after any other error it would try three times more, and
+    show all that led to it."""
     try:
         configuration = parse(yaml.safe_dump(dict(args)), "")
         with logged(configuration.log_format):
             wanted, before = _checked(configuration, BUILDING)
-            # Serve replaces all, also what has not changed: under its version the old ones have the places of their
-            # nodes.
+            # Serve replaces all: under a version that has not changed the old ones have the places of their nodes.
             new = f"-{token_hex(4)}"
             return application([replace(process, version=process.version + new) for process in wanted], before, _free())
     except (ConfigurationError, NotServedError) as error:

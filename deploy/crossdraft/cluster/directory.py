@@ -1,8 +1,7 @@
 """The directory: which processes a cluster has, and where; an actor, and the client of it in each process.
 
 Processes announce themselves every second, so that a restarted directory soon knows them all, and those of a lost node
-expire. The directory decides only where sessions are opened: a session notices the loss of its service by itself, and
-sooner. Not Serve's or Ray's own lists of actors: these have no addresses of servers inside the actors.
+expire. A session notices the loss of its service by itself, and sooner. Ray's own lists of actors have no addresses.
 """
 
 import asyncio
@@ -125,8 +124,7 @@ class NodeExporter:
 async def announced(
     entry: Entry, load: Load = lambda: (0, 0.0), heard: Callable[[Sequence[Entry]], None] | None = None
 ) -> AsyncIterator[None]:
-    """Keeps the process in the directory during the block, with what `load` says each time; `heard` gets all entries
-    each time."""
+    """Keeps the process in the directory, each time with what `load` says, and gives `heard` all entries."""
     directory, exporter, begun = FarDirectory(), NodeExporter(), asyncio.Event()
 
     async def announce() -> None:

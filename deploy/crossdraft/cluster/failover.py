@@ -223,9 +223,8 @@ class ClusterBackend:
         journal.lost_at = None
 
     def _lost(self, error: Exception, journal: Journal, heard: float) -> None:
-        """Records a loss, or that there is no room for an output under way. Raises Unreachable: the output cannot be
-        resumed, or has waited for `search_seconds`; OverloadedError, Full: there is no room for a new output, or was
-        none for `search_seconds`."""
+        """Records a loss, or that there is no room for an output under way. Raises Unreachable, or OverloadedError or
+        Full where there is no room: it is a new output, cannot be resumed, or has waited for `search_seconds`."""
         if not isinstance(error, Lost):
             raise error
         request, now = journal.request, self.clock()
@@ -252,8 +251,7 @@ class ClusterBackend:
 
 
 def _meant(error: Expected | Lost, journal: Journal) -> Exception:
-    """In the middle of an output, an orchestrator without a target or without room counts as lost: another one may have
-    one, or this one soon."""
+    """In the middle of an output, an orchestrator without target or room is lost: another one, or it soon, has one."""
     if not isinstance(error, RETRIABLE) or not (journal.delivered or journal.resumed):
         return error
     return Lost(str(error), error if isinstance(error, BUSY) else None)
@@ -262,9 +260,8 @@ def _meant(error: Expected | Lost, journal: Journal) -> Exception:
 def resumable(request: OutputRequest) -> OutputRequest:
     """The request with method and seed fixed, so that any orchestrator that resumes it makes the same text.
 
-    Where no method is named and the output is not greedy, the method is `seeded`: an output of `coupled` that is
-    resumed has not the target's distribution, as the moment of a loss depends on what was being decided then. Where no
-    seed is named, it comes from the request's id: a client that asks again with the same id gets the same text.
+    Where no method is named and the output is not greedy, it is `seeded`, as the moment of a loss depends on what was
+    being decided. Where no seed is named, it comes from the request's id, so that the same id gets the same text again.
     """
     generation = request.generation
     if generation.greedy or not (generation.method is None or method_named(generation.method).seedable):

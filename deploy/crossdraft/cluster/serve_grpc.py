@@ -1,8 +1,7 @@
 """Serve's calls by gRPC, with the keepalive of the services' links; and its choice among orchestrators.
 
 Not Ray's streaming calls, which Serve makes by default: at the end of a stream the callee's event loop stands still
-until the caller has acknowledged all of it, with all other streams, and where the caller's host is cut off that takes
-over a minute. Serve's own gRPC waits for nobody, but for itself would notice a cut link only after minutes.
+until the caller has acknowledged all of it, for over a minute where the caller's host is cut off.
 """
 
 import random

@@ -1,11 +1,10 @@
 """Replicas of Ray Serve that run gRPC servers and announce them to the directory: targets, drafters, gRPC fronts.
 
-What Serve does for them, seen with Ray 2.60: a replica opens any port in its constructor, which may take as long as a
-model takes to load, and counts as running then; one that is to end runs `__del__`, a coroutine, in which open sessions
-may go on; of a placement group it has the first place, and tasks that it starts have the others; it tells of its
-sessions, by which a policy scales. What Serve does not: it sends no session to a replica, so that orchestrators find
-services by the directory; and a replica with a fixed port may start while the one that it replaces has the same port,
-so both listen on it (SO_REUSEPORT).
+What Serve does for them, seen with Ray 2.60: a replica counts as running once its constructor ends, which may take as
+long as a model takes to load; one that is to end runs `__del__`, a coroutine, in which open sessions may go on; of a
+placement group it has the first place, and tasks that it starts have the others. What Serve does not: orchestrators
+find services by the directory; and a replica with a fixed port may start while the one that it replaces has it, so both
+listen on it (SO_REUSEPORT).
 """
 
 import asyncio

@@ -208,8 +208,7 @@ def on_disk() -> str:
 def _files() -> Iterator[tuple[str, Path]]:
     """Relative paths and files of the packages inside the namespace package, but the laboratory, which no wheel has.
 
-    Any folder named like it on Python's path belongs to it, also ~/crossdraft when a program runs in the home folder;
-    so only folders with an `__init__.py` count.
+    Only folders with an `__init__.py` count: any one named like it on Python's path belongs to it, also ~/crossdraft.
     """
     for folder in map(Path, import_module(PACKAGE).__path__):
         for init in folder.glob("*/__init__.py"):

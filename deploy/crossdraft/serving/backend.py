@@ -70,32 +70,24 @@ class Backend(Protocol):
     @property
     def names(self) -> Mapping[str, str]:
         """Of its models, also of those that cannot be served now; to each name, further ones too, the model's own."""
-        ...
 
     @property
     def absent(self) -> Mapping[str, str]:
         """By name, why a model is not among `models`, if it is not; without the addresses of its services."""
-        ...
 
     async def models(self) -> tuple[ServedModel, ...]:
         """What is served now."""
-        ...
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         """As `session.resolution.written`, by the tokenizer of a model; raises as `stream`."""
-        ...
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """The tokens of one output as they are committed, then its end. Closing it early releases everything. Raises
-        RequestError: the request cannot be served; the text says what to change; UnknownModelError: no model has this
-        name; UnknownDrafterError: no drafter of the model has this name; OverloadedError: the limit of concurrent
-        outputs is reached; ServiceError: no target is left."""
-        ...
+        RequestError, UnknownModelError, UnknownDrafterError, OverloadedError; ServiceError: no target is left."""
 
 
 def model_of(backend: Backend, name: str | None) -> str:
-    """The model that a request names, or the only one, which may not be there yet. Raises RequestError: there are
-    several."""
+    """The model that a request names, or the only one, there or not. Raises RequestError: there are several."""
     own = tuple(dict.fromkeys(backend.names.values()))
     if not name and len(own) != 1:
         raise RequestError(f"name the model; there are {', '.join(own)}", "model")
@@ -134,8 +126,7 @@ class NamedDrafter:
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model's name and the addresses of its services. Raises ValueError: there is no name or no target, or two
-    drafters have the same name."""
+    """A model's services. Raises ValueError: there is no name or no target, or two drafters have the same name."""
 
     name: str
     targets: Addresses  # all of the same model
@@ -184,8 +175,7 @@ class SharedPipeline:
     _trying: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def open(self) -> Pipeline:
-        """The pipeline; concurrent callers wait for the same attempt. Raises ServiceError: no target answers, or
-        targets and drafters do not go together."""
+        """By one attempt for all callers. Raises ServiceError: no target answers, or the services do not fit."""
         if self.pipeline is not None:
             return self.pipeline
         if self._opening is None or self._opening.done():
@@ -224,12 +214,9 @@ class SharedPipeline:
         used = self.targets, self.drafters
         try:
             self.pipeline = await self.make(*used).__aenter__()
-        except RequestError as error:  # the addresses are wrong, not anybody's request
+        except (NotServed, RequestError) as error:  # of the latter: the addresses are wrong, not anybody's request
             self.fault = f"not used: {without_addresses(str(error))}"
             raise NotServed(str(error)) from error
-        except NotServed as error:
-            self.fault = f"not used: {without_addresses(str(error))}"
-            raise
         except ServiceError as error:
             self.fault = f"not there yet ({name_of(error).replace('_', ' ')})"
             raise
@@ -238,8 +225,7 @@ class SharedPipeline:
         return self.pipeline
 
 
-# Of the drafters that can serve an output, the default one first: how many times as fast as without a drafter its
-# outputs were; 0: nothing was seen.
+# By drafter, the default one first: how many times as fast as without one outputs were; 0: nothing was seen.
 Gains = Mapping[str, float]
 
 
@@ -248,7 +234,7 @@ class DrafterChoice:
 
     The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried in
     turn, each by one output at a time: at once what was not seen or seems as fast, and by EARNED of the outputs what is
-    slower, so that no more than that is lost. Beside no drafter each controller bounds the loss by itself.
+    slower. Beside no drafter each controller bounds the loss by itself.
     """
 
     def __init__(self) -> None:
@@ -287,9 +273,8 @@ class DrafterChoice:
 class LocalBackend:
     """A `Backend` of one model, with one pipeline for each drafter. Use it with `async with`.
 
-    All are opened at the start; that of the default drafter is awaited. One that cannot be opened is tried again in the
-    background, and with the next request for it. Outputs without a drafter are made on the default one's pipeline. An
-    output that leaves the drafter to the server gets the fastest one (`DrafterChoice`).
+    All are opened at the start; that of the default drafter, which also makes outputs without one, is awaited. One that
+    cannot be opened is tried again in the background, and with the next request for it.
     """
 
     def __init__(self, model: LocalModel, options: LocalOptions | None = None) -> None:
@@ -376,15 +361,14 @@ class LocalBackend:
     @contextmanager
     def _choosing(self, request: OutputRequest) -> Iterator[OutputRequest]:
         """The request with the name of its drafter, for the time of the output."""
-        name = request.drafter
-        if name not in (None, AUTO) or not (gains := self._gains(request.generation)):
-            yield replace(request, drafter=self._model.default_drafter if name in (None, AUTO) else name)
-            return
-        name, trial = self._choice.begun(gains)
+        name, trial = request.drafter, False
+        if name in (None, AUTO):
+            gains = self._gains(request.generation)
+            name, trial = self._choice.begun(gains) if gains else (self._model.default_drafter, False)
         try:
             yield replace(request, drafter=name)
         finally:
-            self._choice.ended(name, trial)
+            self._choice.ended(name or "", trial)
 
     def _gains(self, asked: GenerationRequest) -> Gains:
         """Of the drafters that can draft for a request now."""

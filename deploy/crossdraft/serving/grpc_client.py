@@ -20,8 +20,7 @@ LOCAL_ONLY = ("explain", "record")  # of a GenerationRequest: only the process c
 
 
 class Client(GenerationClient):
-    """A connection to a server: of the API's key and of `rpc.security.trusting_credentials`, as GenerationClient says.
-    Use it with `async with`."""
+    """A connection to a server, with key and credentials as of GenerationClient. Use it with `async with`."""
 
     def generate(
         self, prompt: Prompt, *, model: str = "", drafter: str | None = None, name: str = "", **settings: Any
@@ -33,9 +32,8 @@ class Client(GenerationClient):
     def run(
         self, request: GenerationRequest, model: str = "", drafter: str | None = None, name: str = ""
     ) -> "RemoteGeneration":
-        """One output of a request, of a model of the server, or its only one, with one of its drafters (None: the
-        fastest, empty: none), under this id, or one that the server makes. Raises RequestError: a server cannot do what
-        it asks for, or no pair of models can."""
+        """One output of a model, or the only one, with one of its drafters (None: the fastest, empty: none), under this
+        id, or one that the server makes. Raises RequestError: no server, or no pair of models, can do this."""
         requested_method(request)  # here rather than by the server, so that nothing is sent
         for setting in LOCAL_ONLY:
             if getattr(request, setting):
@@ -48,9 +46,8 @@ class RemoteGeneration(TokenStream):
     """An async iterator of tokens; afterwards `text`, `ids`, `reason` and `statistics` are set, and `prompt_tokens` if
     the request has `prompt_logprobs`.
 
-    Use it as a context manager, or exhaust it: leaving it early cancels the output. The iteration raises RequestError
-    with what to change, or a ServiceError: NameUnknown, KeyRefused, Overloaded (try again after `after` seconds),
-    Unreachable.
+    Use it as a context manager, or exhaust it: leaving it early cancels the output. The iteration raises RequestError,
+    NameUnknown, KeyRefused, Overloaded (try again after `after` seconds) or Unreachable.
     """
 
     decisions: Sequence[Decision] = ()  # the controller's choices stay on the server

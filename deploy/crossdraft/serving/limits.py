@@ -35,8 +35,7 @@ class Keys:
 
     @classmethod
     def of(cls, keys: Mapping[str, str]) -> Self:
-        """From keys by the names of their holders. Raises KeysError: a key is too short, has spaces or other than
-        visible ASCII, or two holders have the same one."""
+        """From keys by the names of their holders. Raises KeysError: a key cannot be used, or two have the same one."""
         holders: dict[bytes, str] = {}
         for name, key in keys.items():
             if len(key) < MIN_LENGTH or not all("!" <= letter <= "~" for letter in key):

@@ -43,16 +43,13 @@ class PlainFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {LogFormat.PLAIN: PlainFormatter, LogFormat.JSON: JsonFormatter}
-
-
 @contextmanager
 def logged(
     form: LogFormat = LogFormat.PLAIN, level: LogLevel = LogLevel.INFO, stream: TextIO | None = None
 ) -> Iterator[None]:
     """Within the block, logs to a stream, by default standard error: crossdraft from `level` on, others' warnings."""
     root, logger, handler = logging.getLogger(), logging.getLogger(ROOT), logging.StreamHandler(stream)
-    handler.setFormatter(FORMATTERS[form]())
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else PlainFormatter())
     before, hub = logger.level, logging.getLogger(HUB)
     root.addHandler(handler)
     theirs, hub.handlers = hub.handlers, []

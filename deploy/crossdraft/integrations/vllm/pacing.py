@@ -147,8 +147,7 @@ class Pacing:
         """How much is asked of a drafter for each request.
 
         One target token in the first reply, then as many as it drafts in a part of a step, since each reply costs a
-        turn of the event loop, and what is in none is late. A drafter that has time left in a step prepares
-        continuations for the case that its tokens are refused.
+        turn of the event loop. A drafter that has time left in a step prepares continuations.
         """
         each = max(LEAST_EACH, pace.tokens_for(1.0 / self._letters.mean(0.25, 8.0)))
         window = min(MOST_DRAFT_TOKENS, round(each * (2 * self._most + SPARE)) + 1)

@@ -30,10 +30,9 @@ def key_of(ids: TokenIds) -> Key:
 class Prefixes:
     """The requests that were seen, by their ids so far.
 
-    vLLM names no request to proposers, so that it is told by the row's ids. They only ever grow by what was sampled:
-    the row that had n ids and was sampled s more is the request that was last seen with those n ids. That holds when
-    rows move, and after a preemption. Of the ids the first and the last few and their number are compared: requests
-    that agree in these are interchangeable for drafting, where a mistake costs acceptance and never correctness.
+    vLLM names no request to proposers, so that it is told by the row's ids, which only ever grow by what was sampled,
+    also when rows move, and after a preemption. Their number and the first and the last few are compared: requests that
+    agree in these are interchangeable for drafting, where a mistake costs acceptance and never correctness.
     """
 
     def __init__(self, seconds: float = FORGOTTEN_SECONDS) -> None:
@@ -45,8 +44,7 @@ class Prefixes:
         return sum(map(len, self._known.values()))
 
     def step(self, rows: Sequence[TokenIds], sampled: Sequence[int], now: float) -> list[RequestState]:
-        """The request of each row, in their order. Rows have all ids, of which so many were `sampled` now, at least 1;
-        `now` is in seconds of a monotonic clock."""
+        """The request of each row. Rows have all ids, of which so many, at least 1, were `sampled` `now` (seconds)."""
         # All are taken before any is put back: one row's ids now may be what another's were.
         found = [self._take(ids[: len(ids) - count]) for ids, count in zip(rows, sampled, strict=True)]
         requests = [RequestState() if one is None else one for one in found]
@@ -114,9 +112,8 @@ class Proposals:
         self._services.stop()
 
     def step(self, rows: Sequence[TokenIds], sampled: Sequence[Sequence[int]], alone: bool) -> list[list[int]]:
-        """The draft tokens of each row, in their order. Rows have all ids of requests that emit tokens, and end with
-        those that were `sampled` now, at least one; `alone`: no other request, such as one whose prompt is read, shared
-        the forward."""
+        """The draft tokens of each row. Rows have all ids of requests, and end with those that were `sampled` now, at
+        least one; `alone`: no other request, such as one whose prompt is read, shared the forward."""
         services, now = self._services, self.clock()
         with services.lock:
             requests = self._prefixes.step(rows, [len(ids) for ids in sampled], now)

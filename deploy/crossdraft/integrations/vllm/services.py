@@ -227,8 +227,7 @@ class DrafterServices:
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         for address in self.addresses:
-            client = DrafterClient(address, DRAFTER_PATIENCE, tls=self.tls)
-            self._members[address] = Probe(client, self._welcome)
+            self._members[address] = Probe(DrafterClient(address, DRAFTER_PATIENCE, tls=self.tls), self._welcome)
         self._started.set_result(asyncio.get_running_loop())
         tidying = asyncio.create_task(self._tidy_up())
         try:
@@ -266,8 +265,7 @@ class DrafterServices:
 
 
 def _leave_engines_cores() -> None:
-    """Let this thread run beside the engine's: vLLM's CPU build binds the one that makes the proposer, and those that
-    it starts, to the cores of the target's computation."""
+    """Run beside the engine's thread: vLLM's CPU build binds what that starts to the target's cores."""
     if hasattr(os, "sched_setaffinity"):
         every = set(range(os.cpu_count() or 1))
         with suppress(OSError):  # of a container that allows fewer cores, which stay as they are

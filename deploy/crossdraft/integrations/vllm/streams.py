@@ -41,8 +41,7 @@ class Guess:
 class Outcome:
     """How a guess fared, whether it was proposed or not.
 
-    The target's own token equals a guessed one with the probability with which that would be accepted, as drafts
-    without probabilities are: so a drafter is judged without being used.
+    The target's own token equals a guess as often as that would be accepted: a drafter is judged without being used.
     """
 
     matched: int  # tokens of the guess, from its first one on
@@ -107,8 +106,7 @@ class DraftStream:
         return self._drafts.stop(now)
 
     def take(self, reply: Drafted, now: float) -> DraftSeen | None:
-        """A reply came; None if it is of an epoch that is over. Raises DrafterFaultError: nothing of the kind was asked
-        for."""
+        """A reply came; None if its epoch is over. Raises DrafterFaultError: nothing of the kind was asked for."""
         epoch = self._epoch
         if epoch is None or reply.epoch != epoch.number:
             return None

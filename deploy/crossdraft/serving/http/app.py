@@ -62,6 +62,7 @@ OPENAIS: dict[str, Any] = {
     "description": "OpenAI's object, or events with its chunks",
     "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
 }
+NONE_YET = "no model can be served yet"
 NO_TEXT = "the body is not JSON: it is not UTF-8, is nested too deeply, or has a number of too many digits"
 MAX_PARTS = 100_000  # strings, lists and objects of a body, which are made in less than 0.1 s
 TOO_MANY = f"the body has more than {MAX_PARTS} strings, lists and objects; send less"
@@ -71,13 +72,11 @@ Key = Security(HTTPBearer(auto_error=False, description="Needed if the server ha
 
 def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
     options = options or HttpOptions()
-    app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app = FastAPI(title="crossdraft", docs_url=None, redoc_url=None, responses={**FAULTS})
     app.add_middleware(Gate, options=options)
     if options.http.cors:  # before all others: a browser's first question has no key
         app.add_middleware(CORSMiddleware, expose_headers=[REQUEST_ID], **options.http.cors)
-    beside = Beside("bodies")
-    app.include_router(router_of(backend, options, beside))
-    app.include_router(models_router(backend, beside))
+    app.include_router(router_of(backend, options, Beside("bodies")))
     _watch(app, backend, options)
     for kind in (*FOREIGN, RefusedError, RequestValidationError, HTTPException, ClientGoneError, Exception):
         app.add_exception_handler(kind, _refused)
@@ -86,25 +85,25 @@ def make_app(backend: Backend, options: HttpOptions | None = None) -> FastAPI:
 
 
 def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
-    @app.get("/health", responses={**FAULTS})
+    @app.get("/health")
     async def health() -> dict[str, str]:
         """The process is alive."""
         return {"status": "ok"}
 
-    app.add_api_route("/ping", health, responses={**FAULTS})
+    app.add_api_route("/ping", health)
     app.add_api_route("/ping", health, methods=["POST"], include_in_schema=False)
 
-    @app.get("/version", responses={**FAULTS})
+    @app.get("/version")
     async def version() -> dict[str, str]:
         """Of this server."""
         return {"version": software()}
 
-    @app.get("/load", responses={**FAULTS})
+    @app.get("/load")
     async def load(request: Request) -> dict[str, int]:
         """How many requests for outputs are under way."""
         return {"server_load": request.scope[LOAD_KEY]}
 
-    @app.get("/ready", responses={**FAULTS})
+    @app.get("/ready")
     async def ready() -> Json:
         """A model can be served; if not, the error says why."""
         models = await backend.models()
@@ -117,7 +116,7 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
     text_of = options.metrics
     if text_of is not None:
 
-        @app.get("/metrics", responses={**FAULTS, 200: {"content": {"text/plain": {}}}})
+        @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
         async def metrics(request: Request) -> Response:
             """For Prometheus."""
             text, kind = text_of(request.headers.get("accept", ""))
@@ -126,9 +125,8 @@ def _watch(app: FastAPI, backend: Backend, options: HttpOptions) -> None:
 
 def _absence(models: Sequence[ServedModel], backend: Backend) -> str:
     """Why nothing can be served, without the addresses of targets."""
-    if not models:
-        return ". ".join(("no model can be served yet", *_absent(models, backend)))
-    gone = f"no target of {', '.join(model.name for model in models)} can be reached any more; they are tried again"
+    names = ", ".join(model.name for model in models)
+    gone = f"no target of {names} can be reached any more; they are tried again" if names else NONE_YET
     return ". ".join((gone, *_detail(models), *_absent(models, backend)))
 
 
@@ -180,7 +178,8 @@ class Outputs:
         request_id = request.scope[ID_KEY]
         request.scope[FIELD_KEY] = body.field_of
         model, requests = await self._ordered(request, body)
-        asked = [one.generation for one in requests[:: body.n]] if body.asks_of_prompts else []
+        told = body.return_token_ids or body.continuous_usage  # how prompts were tokenized
+        asked = [one.generation for one in requests[:: body.n]] if told else []
         prompts = [(await self._backend.written(model, one)).ids for one in asked]
         measured = self._options.http.per_request_spec_decode_metrics is not SpeculativeMetrics.none
         return await self._sent(request, body, requests, kind(body, model, request_id, self._beside, prompts, measured))
@@ -272,8 +271,7 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
         if text.count("[") + text.count("{") > MAX_DEPTH and deep(body):
             return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
     except json.JSONDecodeError as error:
-        text = f"the body is not JSON: {error.msg} at character {error.pos}"
-        return RefusedError(400, text, INVALID, "invalid_json")
+        return RefusedError(400, f"the body is not JSON: {error.msg} at character {error.pos}", INVALID, "invalid_json")
     except (ValueError, RecursionError):
         return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
     try:
@@ -281,7 +279,7 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
     except RefusedError as error:
         return error.with_traceback(None)
     except ValidationError as error:
-        return refusal_of_faults(error.errors(include_url=False), body, kind.model_fields)
+        return refusal_of_faults(error.errors(include_url=False), body, kind)
 
 
 def _parts(text: str) -> int:
@@ -293,20 +291,15 @@ def _parts(text: str) -> int:
 
 
 def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRouter:
+    """Outputs, what is served, and how a model's tokenizer writes text, which vLLM has outside of /v1."""
     outputs = Outputs(backend, options, beside)
-    router = APIRouter(prefix=GUARDED, dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
+    router = APIRouter(dependencies=[Key], route_class=route_class(beside))
     for path, answer in (
-        ("/completions", outputs.completions),
-        ("/chat/completions", outputs.chat_completions),
-        ("/responses", outputs.responses_),
+        ("completions", outputs.completions),
+        ("chat/completions", outputs.chat_completions),
+        ("responses", outputs.responses_),
     ):
-        router.add_api_route(path, answer, methods=["POST"], responses={200: OPENAIS})
-    return router
-
-
-def models_router(backend: Backend, beside: Beside) -> APIRouter:
-    """The routes that show what is served, and how a model's tokenizer writes text; vLLM has these outside of /v1."""
-    router = APIRouter(dependencies=[Key], responses={**FAULTS}, route_class=route_class(beside))
+        router.add_api_route(f"{GUARDED}/{path}", answer, methods=["POST"], responses={200: OPENAIS})
 
     @router.get(f"{GUARDED}/models")
     async def models() -> ModelList:

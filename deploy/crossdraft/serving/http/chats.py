@@ -256,8 +256,6 @@ class MessageBody(Part):
 
 
 Messages = Annotated[list[MessageBody], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-
-
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 

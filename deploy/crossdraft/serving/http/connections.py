@@ -1,7 +1,6 @@
 """Connections of HTTP clients, bounded before anything that they send is looked at.
 
-Uvicorn waits for the rest of a request for ever, and takes connections until there are no file handles; httptools joins
-the pieces of a header as they come, which takes the square of its length.
+Uvicorn waits for ever, and takes connections until there are no file handles; httptools is quadratic in a header.
 """
 
 import asyncio

@@ -3,12 +3,12 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from http import HTTPStatus
 from math import ceil
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -17,7 +17,6 @@ from crossdraft.config.request import ALIASES, Speculation
 from crossdraft.rpc import errors
 from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.serving.http.chats import UNSERVED, Body
-from crossdraft.serving.http.requests import GenerationBody
 from crossdraft.serving.limits import KeyRefusedError
 from crossdraft.types.request import PromptTooLongError, RequestError
 
@@ -30,14 +29,6 @@ INSTEAD = {
     "best_of": "use n, and choose among the outputs", "function_call": "use tool_choice", "functions": "use tools",
     "chat_template": "start the target with --chat-template FILE", "request_id": "use the header x-request-id",
 }  # fmt: skip
-# Fields of objects in a body, by their names there: a client may write them beside these objects.
-INNER = {
-    inner.alias or name: f"{outer}.{inner.alias or name}"
-    for outer, field in GenerationBody.model_fields.items()
-    for kind in (field.annotation, *get_args(field.annotation))
-    if isinstance(kind, type) and issubclass(kind, Body)
-    for name, inner in kind.model_fields.items()
-} | {short: f"speculative.{short}" for short in ALIASES}
 
 
 class Fault(BaseModel):
@@ -83,8 +74,7 @@ INVALID = "invalid_request_error"
 BUSY = "rate_limit_error"
 WRONG = RefusedError(400, "", INVALID)
 TOO_LONG = RefusedError(400, "", INVALID, "context_length_exceeded")
-# What clients are told; without a text the error's own. Those of services name addresses, which clients must not see:
-# they go into the log only.
+# What clients are told; without a text the error's own. What names addresses of services goes into the log only.
 ABSENT = RefusedError(503, "no target can be reached now; try again later", "server_error", "service_unavailable")
 LATE = RefusedError(504, "no target answered in time; try again later", "server_error", "timeout")
 REPLACED = RefusedError(503, "the model was replaced meanwhile; ask again", "server_error", "model_replaced")
@@ -98,26 +88,19 @@ MEANINGS: Mapping[type[Exception], RefusedError] = {
     UnknownModelError: RefusedError(404, "", INVALID, "model_not_found"),
     OverloadedError: RefusedError(429, "", BUSY, "overloaded"),
     KeyRefusedError: RefusedError(401, "", "authentication_error", "invalid_api_key"),
-    errors.BadMessage: BUG,
+    **dict.fromkeys((errors.BadMessage, errors.ProtocolBroken, errors.CannotListen), BUG),
     errors.BadRequest: WRONG,
-    errors.ProtocolBroken: BUG,
     errors.ContextTooLong: TOO_LONG,
     errors.TooLarge: RefusedError(
         413, "the prompt is too large for the target; shorten it", INVALID, "request_too_large"
     ),
     errors.NameUnknown: RefusedError(404, "", INVALID, "model_not_found"),
-    errors.NotServed: ABSENT,
-    errors.KeyRefused: ABSENT,
-    errors.NotAllowed: ABSENT,
     errors.Replaced: REPLACED,
-    errors.Unreachable: ABSENT,
     errors.Full: RefusedError(429, "all targets are at their limit of sessions; ask again later", BUSY, "overloaded"),
     errors.Overloaded: RefusedError(429, "", BUSY, "overloaded"),
     errors.TimedOut: LATE,
-    errors.Cancelled: ABSENT,
-    errors.Closed: ABSENT,
-    errors.Internal: ABSENT,
-    errors.CannotListen: BUG,
+    **dict.fromkeys((errors.NotServed, errors.KeyRefused, errors.NotAllowed, errors.Unreachable), ABSENT),
+    **dict.fromkeys((errors.Cancelled, errors.Closed, errors.Internal), ABSENT),
 }
 FOREIGN = tuple(MEANINGS)
 # Fields that other errors than RequestError are about.
@@ -156,25 +139,24 @@ def refusal_of_status(error: HTTPException, path: str) -> RefusedError:
     return RefusedError(error.status_code, text, INVALID, CODES.get(error.status_code), allow=allowed)
 
 
-def refusal_of_faults(faults: Sequence[Any], body: object, known: Iterable[str] = ()) -> RefusedError:
-    """The reply to a body that pydantic refused, by its ErrorDetails: the first fault. `known`: fields it may have.
+def refusal_of_faults(faults: Sequence[Any], body: object, kind: type[BaseModel] = Body) -> RefusedError:
+    """The reply to a body of a kind that pydantic refused, by its ErrorDetails: the first fault.
 
-    Where a field has a union type, pydantic reports one fault for each alternative; a too long list counts, else
-    the one whose path into the body is the longest.
+    Of a union type pydantic reports a fault for each alternative; a too long list counts, else the longest path.
     """
     placed = [(one, tuple(_in_body(one["loc"], body))) for one in faults]
     named = placed[0][1][:1]
 
     def rank(fault: tuple[Any, tuple[str, ...]]) -> tuple[bool, bool, int, bool]:
-        kind, where = fault[0]["type"], fault[1]
-        return where[:1] == named, kind == "too_long", len(where), not kind.endswith("_type")
+        what, where = fault[0]["type"], fault[1]
+        return where[:1] == named, what == "too_long", len(where), not what.endswith("_type")
 
     first, where = max(placed, key=rank)
     param, code = ".".join(where) or None, None if first["type"] == "extra_forbidden" else "invalid_value"
-    return RefusedError(400, _complaint(first, param, isinstance(body, dict), known), INVALID, code, param)
+    return RefusedError(400, _complaint(first, param, isinstance(body, dict), kind), INVALID, code, param)
 
 
-def _complaint(fault: Any, param: str | None, named: bool, known: Iterable[str]) -> str:
+def _complaint(fault: Any, param: str | None, named: bool, kind: type[BaseModel]) -> str:
     """What is wrong, in this server's words: those of the validator are about its own types."""
     limits, value = fault.get("ctx", {}), fault["input"]
     if param is None:
@@ -183,20 +165,23 @@ def _complaint(fault: Any, param: str | None, named: bool, known: Iterable[str])
     if fault["type"] == "extra_forbidden" and name in UNSERVED:
         return f"{param} is not served: {INSTEAD.get(name, 'leave it out')}"
     if fault["type"] == "extra_forbidden":
-        return f"Unrecognized request argument supplied: {param}{_meant(param, known)}"
+        return f"Unrecognized request argument supplied: {param}{_meant(param, kind)}"
     if fault["type"] == "literal_error":
         expected = limits["expected"].replace("False", "false")  # as JSON has it
         return f"{param} {json.dumps(value, default=str)[:SHOWN]} is not served: it may be {expected}"
     return f"{param}: {_plain(fault['msg'])}"
 
 
-def _meant(param: str, known: Iterable[str]) -> str:
+def _meant(param: str, kind: type[BaseModel]) -> str:
     """What may be meant by an unknown field of a body, to be said behind its name; empty: that is not known."""
     if param.startswith("guided_"):
         return "; vLLM calls it structured_outputs since 0.12"
-    if param in INNER:
-        return f"; it belongs to {INNER[param].partition('.')[0]}: {INNER[param]}"
-    close = get_close_matches(param, known, 1, ALIKE) if "." not in param else ()
+    for outer, field in kind.model_fields.items():  # a client may write a field of an object beside that
+        for part in (field.annotation, *get_args(field.annotation)) if get_origin(field.annotation) is not list else ():
+            inner = part.model_fields if isinstance(part, type) and issubclass(part, Body) else {}
+            if param in {one.alias or name for name, one in inner.items()} or (param in ALIASES and "method" in inner):
+                return f"; it belongs to {outer}: {outer}.{param}"
+    close = get_close_matches(param, kind.model_fields, 1, ALIKE) if "." not in param else ()
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -121,8 +121,7 @@ class Gate:
             self._held -= size
 
     def _too_large(self) -> RefusedError:
-        text = f"a body may have {self._most} bytes; send less"
-        return RefusedError(413, text, INVALID, "request_too_large")
+        return RefusedError(413, f"a body may have {self._most} bytes; send less", INVALID, "request_too_large")
 
 
 def _path(scope: Scope) -> str:
@@ -138,5 +137,4 @@ def _named(given: str | None) -> str:
 
 
 def reply_of(refusal: RefusedError) -> Response:
-    body = refusal.body.model_dump_json()
-    return Response(body, refusal.status, refusal.headers, "application/json")
+    return Response(refusal.body.model_dump_json(), refusal.status, refusal.headers, "application/json")

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -195,6 +195,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     _grammar_in: str = PrivateAttr(GRAMMAR)  # the field that says what the output is to be
+    _form: AnswerForm = PrivateAttr(default_factory=AnswerForm)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -214,9 +215,9 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
-    def asks_of_prompts(self) -> bool:
-        """Whether the reply tells how the prompts were tokenized."""
-        return self.return_token_ids or self.continuous_usage
+    def form(self) -> AnswerForm:
+        """How the answers are written."""
+        return self._form
 
     @property
     @abstractmethod
@@ -236,11 +237,6 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
     @property
     def num_outputs(self) -> int:
         return len(self.prompts) * self.n
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """As `num_logprobs`, for each token of the prompt."""
-        return cast("int | None", self.prompt_logprobs)
 
     @property
     def echoes_tokens(self) -> bool:
@@ -279,13 +275,14 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
             raise
         except (ValueError, RecursionError) as error:
             raise RequestError(str(error), GRAMMAR) from error
+        likely, echoed = self.prompt_logprobs, self.num_logprobs or 0
         changed: dict[str, Any] = {
             "prompt": prompt,
             "max_tokens": self.max_output_tokens,
             "options": SamplingOptions(**sampling),
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             "logprobs": self.num_logprobs,
-            "prompt_logprobs": self.num_prompt_logprobs,
+            "prompt_logprobs": max(echoed, likely or 0) if self.echoes_tokens else likely,
         }
         return GenerationRequest(**given_of(GenerationRequest, self, self.speculative) | changed)
 
@@ -301,9 +298,10 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
             raise RequestError(f"You can only use {ONE_KIND} but multiple are specified: {kinds}", GRAMMAR)
         self._grammar_in = "response_format" if formed else GRAMMAR
         space: dict[str, Any] = {}
-        if outputs is not None:
-            space |= {"whitespace_pattern": outputs.whitespace_pattern} if outputs.whitespace_pattern else {}
-            space |= {"whitespace_flexible": False} if outputs.disable_any_whitespace else {}
+        if outputs is not None and outputs.whitespace_pattern:
+            space["whitespace_pattern"] = outputs.whitespace_pattern
+        if outputs is not None and outputs.disable_any_whitespace:
+            space["whitespace_flexible"] = False
         for kind, value in given:
             if kind in ("json", "json_object"):
                 return Grammar.json({"type": "object"} if kind == "json_object" else value, **space)
@@ -351,11 +349,6 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
     @property
-    def num_prompt_logprobs(self) -> int | None:
-        likely = super().num_prompt_logprobs
-        return max(self.logprobs or 0, likely or 0) if self.echoes_tokens else likely
-
-    @property
     def echoes_tokens(self) -> bool:
         texts = self.truncate_prompt_tokens is None and all(isinstance(prompt, str) for prompt in self.prompts)
         return self.echo and (self.logprobs is not None or not texts)
@@ -377,7 +370,6 @@ class ChatBody(TemplateFields, GenerationBody):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: StrictBool | None = Field(None, description="false: at most one call.")
     include_reasoning: StrictBool = True
-    _form: AnswerForm = PrivateAttr(default_factory=AnswerForm)
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -404,11 +396,6 @@ class ChatBody(TemplateFields, GenerationBody):
         if mode.startswith("allowed"):
             return [one for one in super().usable if one.name in named]
         return [] if mode == "none" else super().usable
-
-    @property
-    def form(self) -> AnswerForm:
-        """How the answers are written."""
-        return self._form
 
     def write(self, tools: ToolFormat | None, reasoning: Reasoning | None) -> None:
         """Says how the model writes calls, and its reasoning after this prompt."""

@@ -81,6 +81,7 @@ IndexedItem = tuple[int, OutputItem]  # the choice's index, and an item of its o
 Json = dict[str, Any]  # one of the objects above, or a part of it
 JSON = TypeAdapter(Any)  # writes one
 BYTES = 8  # of a token in a reply, about
+NEVER = -9999.0  # OpenAI's value for log 0: JSON has no infinity
 DONE = b"data: [DONE]\n\n"
 
 
@@ -176,7 +177,8 @@ class Format(Writer, Generic[BodyT]):
         self._prompts = prompts
         self._measured = measured
         self._head: Json = {"id": f"{self.PREFIX}-{request_id}", "created": int(time.time()), "model": model}
-        self._outputs = [PartialOutput(answer=self._answer()) for _ in range(body.num_outputs)]
+        answers = (None if body.form.plain else AnswerParser(body.form) for _ in range(body.num_outputs))
+        self._outputs = [PartialOutput(answer=answer) for answer in answers]
         self._spans: list[list[Span]] = [[] for _ in self._outputs]  # not sent yet
         self._began = time.perf_counter()
 
@@ -209,10 +211,6 @@ class Format(Writer, Generic[BodyT]):
     @abstractmethod
     def _part(self, index: int, before: PartialOutput, item: Shown) -> Json:
         """Likewise, of what comes next; the first part begins with what an answer begins with."""
-
-    def _answer(self) -> AnswerParser | None:
-        """Reads what an output consists of, if it may have parts."""
-        return None
 
     def _shows(self, item: Shown, output: PartialOutput) -> bool:
         """A token has no text while its characters are incomplete, or may be the beginning of a stop string or call."""
@@ -324,9 +322,6 @@ class ChatFormat(Format[ChatBody]):
     OBJECTS = ("chat.completion", "chat.completion.chunk")
     CHOICES_HAVE_PROMPTS = False
 
-    def _answer(self) -> AnswerParser | None:
-        return None if self._body.form.plain else AnswerParser(self._body.form)
-
     def _whole(self, index: int, output: PartialOutput) -> Json:
         parts: Json = {"content": output.text} if output.answer is None else self._parts(output.said)
         for call in parts.get("tool_calls", ()):
@@ -426,9 +421,6 @@ def _finish(item: Shown, output: PartialOutput) -> Finish | None:
         return "length"
     called = output.answer is not None and output.answer.calls and not output.answer.within
     return "tool_calls" if called else "stop"  # also where a stop string ended a call
-
-
-NEVER = -9999.0  # OpenAI's value for log 0: JSON has no infinity
 
 
 def shown(token: int, raw: bytes, names: Names = ()) -> str:

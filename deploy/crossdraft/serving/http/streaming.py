@@ -81,8 +81,7 @@ class EventStream(Response):
     """Server-sent events, until they end, the client leaves, or it has not read for `stalled_seconds`. Where the server
     ends before, it cancels this, and `fault` makes the last event.
 
-    Not sse-starlette: that ends streams as soon as the server is told to stop, instead of after the grace period, and
-    inserts pings.
+    Not sse-starlette: that ends streams when the server is told to stop, not after the grace period, and sends pings.
     """
 
     media_type = "text/event-stream"
