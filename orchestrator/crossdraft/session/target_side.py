@@ -5,15 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Reply, Send, SetTimer, Timer
-from crossdraft.session.output import Output
 from crossdraft.session.rules import TargetState
 from crossdraft.speculation.choice import PassSeen
 from crossdraft.types import messages, quick_dataclass
@@ -22,6 +20,10 @@ from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
 from crossdraft.verification.walk import NeedRow
+
+if TYPE_CHECKING:
+    from crossdraft.session.drafter_side import Branches
+    from crossdraft.session.output import Output
 
 MAX_BACKOFF = 1.0  # seconds
 MAX_STATES = 64  # hidden states that a drafter is told at once: the newest
@@ -331,7 +333,7 @@ class TargetSide:
     """One lane, or several that work on one output: plans passes, sends them, and keeps what they bring."""
 
     def __init__(
-        self, assignment: Assignment, lanes: Iterator[Lane], output: Output, branches: Branches, counts: Counts
+        self, assignment: Assignment, lanes: Iterator[Lane], output: "Output", branches: "Branches", counts: Counts
     ) -> None:
         given = assignment
         self.lanes: dict[Lane, TargetLane] = {}
