@@ -165,7 +165,9 @@ class Answers:
     def add(self, flight: Flight, nodes: Sequence[Row | messages.Sample]) -> None:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
         if flight.root > self._base:
-            self._rebase(flight.root)
+            gone = tuple(self._ids[self._base : flight.root])
+            kept = {path[len(gone) :]: held for path, held in self._held.items() if path[: len(gone)] == gone}
+            self._held, self._base = kept, flight.root
         root, own = self._own
         if not self.covers(()) or flight.root + len(flight.own) > root + len(own):
             self._own = flight.root, flight.own
@@ -201,11 +203,6 @@ class Answers:
         """What is known after this path is not enough, and its pass is over: another pass must bring it."""
         self._held.pop((*self._ids[self._base :], *path), None)
         self._frontier = -1, None
-
-    def _rebase(self, base: int) -> None:
-        passed = tuple(self._ids[self._base : base])
-        kept = {path[len(passed) :]: held for path, held in self._held.items() if path[: len(passed)] == passed}
-        self._held, self._base = kept, base
 
     def _cut(self, row: Row, listed: Ids) -> Row:
         """The head and the listed ids; the rest joins the tail."""
@@ -315,18 +312,10 @@ class TargetLane:
         self._answers.complete(self.latest, reply.node, reply.row)
         del self.owed[reply.node]
 
-    # Runs: tokens that the target draws by itself in one pass.
-
-    def end_run(self, run: Flight) -> Send:
-        """End it with the token that is being drawn."""
-        self.flight = replace(run, ending=True)
-        return Send(self.number, messages.RunTo(run.sent.number, 0))
-
-    def extend_run(self, run: Flight, tokens: int) -> Send:
-        """Let it go on for so many tokens beyond those asked for."""
-        more = run.sent.run + tokens
-        self.flight = replace(run, sent=replace(run.sent, run=more), half=more - tokens // 2)
-        return Send(self.number, messages.RunTo(run.sent.number, more))
+    def run_to(self, run: Flight, tokens: int) -> Send:
+        """The run under way is to have so many tokens in all; 0: it is to end with the one that is being drawn."""
+        self.flight = run
+        return Send(self.number, messages.RunTo(run.sent.number, tokens))
 
 
 class TargetSide:
@@ -478,11 +467,14 @@ class TargetSide:
 
     def end_runs(self) -> list[Command]:
         """Tell runs under way to end with the token that is being drawn."""
-        return [self.lanes[run.lane].end_run(run) for run in self.runs if not run.ending]
+        return [self.lanes[run.lane].run_to(replace(run, ending=True), 0) for run in self.runs if not run.ending]
 
     def extend_run(self, run: Flight, tokens: int) -> Send:
         """Let a run go on for so many tokens beyond those asked for, at most to the end of the output."""
-        return self.lanes[run.lane].extend_run(run, min(tokens, self._output.left - run.left))
+        tokens = min(tokens, self._output.left - run.left)
+        more = run.sent.run + tokens
+        run = replace(run, sent=replace(run.sent, run=more), half=more - tokens // 2)
+        return self.lanes[run.lane].run_to(run, more)
 
     # Passes: what each covers, and rows that are asked for afterwards.
 

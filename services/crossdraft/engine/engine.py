@@ -227,7 +227,7 @@ class Engine:
             raise ValueError(f"ids must be 0 to {self.vocabulary_size - 1}, got {wrong}")
 
     def remaining(self, request: ForwardRequest) -> int:
-        return len(self._plan(request).tokens)
+        return len(self.due(request))
 
     def due(self, request: ForwardRequest) -> Sequence[int]:
         """The tokens still to be computed for this request, without a prefix that another session has computed."""

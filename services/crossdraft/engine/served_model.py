@@ -139,9 +139,8 @@ class TextColumns:
         self._head, self._clocks = head, clocks
         self.first = len(clocks.kept) - head.room
         self._static = frozenset(clocks.kept[: self.first].tolist())
-        self._places = {
-            id: place for place, id in enumerate(clocks.kept[self.first :].tolist())
-        }  # longest unused first
+        # Longest unused first.
+        self._places = {id: place for place, id in enumerate(clocks.kept[self.first :].tolist())}
 
     def follow(self, ids: Sequence[int]) -> None:
         """Gives columns to the ids that a text ends with; called in the model thread.
