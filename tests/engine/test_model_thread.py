@@ -235,9 +235,12 @@ def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelTh
         await asyncio.to_thread(gate.entered.wait, 120)
         task.cancel()
 
+    async def come() -> tuple[int, ...]:
+        return await worker.submit(greedy("a", PROMPT, 2))
+
     asyncio.run(leave())
     gate.let_go.set()
-    assert len(asyncio.run(worker.submit(greedy("a", PROMPT, 2)))) == 5
+    assert len(asyncio.run(come())) == 5
 
 
 class Sizes(SamplerRequest[tuple[int, int]]):
