@@ -141,12 +141,6 @@ class Answers:
         return row if complete else self._cut(row, need.listed)
 
     @property
-    def row(self) -> Row | None:
-        """The target's row at the frontier, if a pass brought one."""
-        found = self.held
-        return found.answer if found is not None and isinstance(found.answer, Row) else None
-
-    @property
     def sample(self) -> messages.Sample | None:
         """The target's own draw at the frontier, if a pass brought one."""
         found = self.held

@@ -54,11 +54,9 @@ class Emulation(Protocol):
     @property
     def marks(self) -> Mapping[str, str | float]:
         """What the ready line says of it."""
-        ...
 
     def step_of(self, engine: Engine, columns: int) -> StepFunction:
         """What is run in place of the engine's step, whose logits have so many columns."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -221,11 +219,6 @@ class RunningModel:
             loaded.kept,
             None if loaded.following is None else TextColumns(loaded.following, clocks),
         )
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Letters of each id."""
-        return self.clocks.letters
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
