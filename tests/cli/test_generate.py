@@ -287,13 +287,8 @@ def test_elsewhere_the_text_is_untouched() -> None:
 
 
 def counted(counts: Counts) -> Statistics:
-    return Statistics(
-        method="tli",
-        num_speculative_tokens=3,
-        prompt_tokens=1,
-        **vars(counts),
-        **vars(Times(1.0, 0.5, 0.1, 0.1, 10, 10)),
-    )
+    facts = vars(Times(1.0, 0.5, 0.1, 0.1, 10, 10)) | vars(counts)
+    return Statistics(method="tli", num_speculative_tokens=3, prompt_tokens=1, **facts)
 
 
 def table(counts: Counts, audit: bool) -> str:

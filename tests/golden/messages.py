@@ -109,9 +109,8 @@ HEAD = Row(ids(7, 3, 9, 1, 250, 17, 2, 4, 30, 31), np.array([2.0**-n for n in ra
 WHOLE = Row(ids(5, 299), np.array([0.75, 0.25]))
 LANE = LaneFigures("target", "", 11, 2**40, Trips((1, 0, 2), 0.25, 0.125), "lost it", 0.5, 0.0625, 2.0, 1.0)
 CHAT = Chat((ChatMessage("system", "s"), ChatMessage("user", "u")))
-NONE = Statistics(
-    method="", num_speculative_tokens=0, prompt_tokens=0, **vars(Counts()), **vars(Times(0.0, 0.0, 0.0, 0.0, 0, 0))
-)
+NOTHING_MEASURED = Times(0.0, 0.0, 0.0, 0.0, 0, 0)
+NONE = Statistics(method="", num_speculative_tokens=0, prompt_tokens=0, **vars(Counts()), **vars(NOTHING_MEASURED))
 FIGURES = replace(NONE, method="coupled", tokens=3, accepted_at=(2, 1), seconds=0.5, bytes_sent=2**40, lanes=(LANE,))
 ASKED = GenerationRequest(
     "héllo", options=OPTIONS, method="coupled", num_speculative_tokens=4, max_tokens=9, drafter_temperature=0.0,

@@ -469,9 +469,8 @@ TEXTS = st.text(max_size=8)
 IDS = st.tuples() | st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
 COUNTS = st.integers(0, 2**32 - 1)
 MESSAGES = st.builds(Message, TEXTS.filter(bool), TEXTS)
-NONE = Statistics(
-    method="", num_speculative_tokens=0, prompt_tokens=0, **vars(Counts()), **vars(Times(0.0, 0.0, 0.0, 0.0, 0, 0))
-)
+NOTHING_MEASURED = Times(0.0, 0.0, 0.0, 0.0, 0, 0)
+NONE = Statistics(method="", num_speculative_tokens=0, prompt_tokens=0, **vars(Counts()), **vars(NOTHING_MEASURED))
 PROMPTS = TEXTS.filter(bool) | IDS.filter(bool) | st.lists(MESSAGES, min_size=1, max_size=3).map(tuple).map(Chat)
 FEW = st.integers(1, 16)
 REQUESTS = st.builds(
