@@ -30,7 +30,7 @@ from crossdraft.cli.generate import DEFAULT_PROMPT, notes_of
 from crossdraft.client import GenerationRequest, Kind, Overlap, Reason, Token
 from crossdraft.config.commands import WhereToGenerate
 from crossdraft.speculation.choice import PLAIN, Decision
-from crossdraft.types.statistics import Counts, Statistics, Times, statistics_of
+from crossdraft.types.statistics import Counts, Statistics, Times
 from tests.cli.conftest import COMMAND, Cli
 
 PROMPT = "The quick brown"
@@ -287,7 +287,8 @@ def test_elsewhere_the_text_is_untouched() -> None:
 
 
 def counted(counts: Counts) -> Statistics:
-    return statistics_of("tli", 3, 1, counts, Times(1.0, 0.5, 0.1, 0.1, 10, 10))
+    facts = vars(Times(1.0, 0.5, 0.1, 0.1, 10, 10)) | vars(counts)
+    return Statistics(method="tli", num_speculative_tokens=3, prompt_tokens=1, **facts)
 
 
 def table(counts: Counts, audit: bool) -> str:

@@ -28,9 +28,9 @@ class Gate:
 async def gathered(worker: ModelThread, *jobs: Job[Any]) -> list[Any]:
     """Submits all jobs while the thread stands still, then lets it go; their results or errors."""
     gate = Gate()
-    standing = asyncio.create_task(worker.run(gate.job()))
+    standing = worker.submit(gate.job())
     await asyncio.to_thread(gate.entered.wait, 120)
-    tasks = [asyncio.create_task(worker.run(job)) for job in jobs]
+    tasks = [worker.submit(job) for job in jobs]
     await asyncio.sleep(0)  # one turn of the loop: each task submits its job
     gate.let_go.set()
     await standing

@@ -125,7 +125,7 @@ async def test_errors_reach_only_their_submitter(worker: ModelThread) -> None:
     assert isinstance(too_long, ContextOverflowError)
     assert isinstance(failed, KeyError)
     assert isinstance(failed_at_once, LookupError)
-    assert await worker.run(greedy("a", PROMPT, 3)) == good
+    assert await worker.submit(greedy("a", PROMPT, 3)) == good
 
 
 async def test_a_forward_that_fails_for_the_batch_is_taken_one_by_one(worker: ModelThread) -> None:
@@ -138,7 +138,7 @@ async def test_a_forward_that_fails_for_the_batch_is_taken_one_by_one(worker: Mo
     hook.remove()
     assert isinstance(bad, RuntimeError)
     assert worker.engine.slots_in_use == 64  # the one that failed keeps no places from others
-    assert good == await worker.run(greedy("c", PROMPT, 2))
+    assert good == await worker.submit(greedy("c", PROMPT, 2))
 
 
 async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
@@ -152,7 +152,7 @@ async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
 
     worker = ModelThread(engine, held)
     try:
-        task = asyncio.create_task(worker.run(greedy("a", tuple(range(90)), 1)))
+        task = worker.submit(greedy("a", tuple(range(90)), 1))
         await asyncio.to_thread(entered.wait, 120)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -160,7 +160,7 @@ async def test_a_cancelled_job_waits_for_no_more_of_its_prompt() -> None:
         go_on.set()
         worker.close_session("a")
         worker.close_session("never opened")
-        await worker.run(nothing())  # they are closed by then
+        await worker.submit(nothing())  # they are closed by then
         assert (worker.steps, engine.computed, engine.slots_in_use) == (1, 8, 0)
     finally:
         go_on.set()
@@ -177,11 +177,11 @@ async def test_an_answer_says_who_shared_its_step_and_how_long_it_waited() -> No
         return ()
 
     gate = Gate()
-    standing = asyncio.create_task(worker.run(gate.job()))
+    standing = worker.submit(gate.job())
     await asyncio.to_thread(gate.entered.wait, 120)
     tasks = []
     for name in "abc":
-        tasks.append(asyncio.create_task(worker.run(job(name))))
+        tasks.append(worker.submit(job(name)))
         await asyncio.sleep(0)  # one turn of the loop: it submits its job
         now[0] += 1.0
     gate.let_go.set()
@@ -205,14 +205,14 @@ async def test_more_sessions_than_have_room_all_come_to_their_end() -> None:
 
 async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
     worker = ModelThread(Engine(MODEL))
-    tasks = [asyncio.create_task(worker.run(greedy(name, PROMPT, 5))) for name in "ab"]
+    tasks = [worker.submit(greedy(name, PROMPT, 5)) for name in "ab"]
     await asyncio.sleep(0)  # one turn of the loop: each task submits its job
     await asyncio.to_thread(worker.close)
     first, second = await asyncio.gather(*tasks)
     assert first == second
     assert len(first) == len(PROMPT) + 5
     with pytest.raises(ModelThreadClosedError):
-        await worker.run(greedy("c", PROMPT, 1))
+        await worker.submit(greedy("c", PROMPT, 1))
     worker.close()
 
 
@@ -223,7 +223,7 @@ async def test_nobody_waits_for_a_thread_that_broke(monkeypatch: pytest.MonkeyPa
     results = await asyncio.wait_for(gathered(worker, greedy("a", PROMPT, 1), greedy("b", PROMPT, 1)), 120)
     assert all(isinstance(result, ModelThreadClosedError) for result in results)
     with pytest.raises(ModelThreadClosedError):
-        await worker.run(greedy("c", PROMPT, 1))
+        await worker.submit(greedy("c", PROMPT, 1))
     worker.close()
 
 
@@ -231,13 +231,16 @@ def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelTh
     gate = Gate()
 
     async def leave() -> None:
-        task = asyncio.create_task(worker.run(gate.job()))
+        task = worker.submit(gate.job())
         await asyncio.to_thread(gate.entered.wait, 120)
         task.cancel()
 
+    async def come() -> tuple[int, ...]:
+        return await worker.submit(greedy("a", PROMPT, 2))
+
     asyncio.run(leave())
     gate.let_go.set()
-    assert len(asyncio.run(worker.run(greedy("a", PROMPT, 2)))) == 5
+    assert len(asyncio.run(come())) == 5
 
 
 class Sizes(SamplerRequest[tuple[int, int]]):
@@ -286,7 +289,7 @@ async def test_a_reading_without_an_answer_ends_only_its_job(worker: ModelThread
     assert good == other == [(1, 1)]
     assert isinstance(bad, ValueError)
     assert isinstance(alike_to_none, TypeError)
-    assert await worker.run(reads("b", "x")) == [(1, 1)]
+    assert await worker.submit(reads("b", "x")) == [(1, 1)]
 
 
 async def test_a_job_may_read_before_its_first_work_or_without_any(worker: ModelThread) -> None:
@@ -296,7 +299,7 @@ async def test_a_job_may_read_before_its_first_work_or_without_any(worker: Model
             yield Request("a", PROMPT)
         return found
 
-    assert await worker.run(early(0)) == await worker.run(early(2)) == (3, 1)
+    assert await worker.submit(early(0)) == await worker.submit(early(2)) == (3, 1)
 
 
 @pytest.mark.parametrize(

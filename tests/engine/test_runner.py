@@ -164,9 +164,9 @@ async def test_drafts_are_replays(
     async def drawn(engine: Engine) -> list[Path]:
         worker = ModelThread(engine)
         jobs = [drawn_path(*case, each, clocks) for case, each in zip(cases, options, strict=True)]
-        found = await asyncio.gather(*map(worker.run, jobs))
+        found = await asyncio.gather(*map(worker.submit, jobs))
         more = [drawn_path(str(place), ids, 3, options[place], clocks) for place, ids in enumerate(found)]
-        found = await asyncio.gather(*map(worker.run, more))
+        found = await asyncio.gather(*map(worker.submit, more))
         worker.close()
         return found
 

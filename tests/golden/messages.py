@@ -49,7 +49,7 @@ from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Overlap
 from crossdraft.types.request import Message as ChatMessage
 from crossdraft.types.rows import DraftToken, Row, Whose
-from crossdraft.types.statistics import Counts, Kind, LaneFigures, Times, Trips, statistics_of
+from crossdraft.types.statistics import Counts, Kind, LaneFigures, Statistics, Times, Trips
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1.common_pb2 import Description as DescriptionMessage
 from crossdraft.v1.generation_pb2 import GenerateReply, GenerateRequest, ModelsReply
@@ -109,7 +109,8 @@ HEAD = Row(ids(7, 3, 9, 1, 250, 17, 2, 4, 30, 31), np.array([2.0**-n for n in ra
 WHOLE = Row(ids(5, 299), np.array([0.75, 0.25]))
 LANE = LaneFigures("target", "", 11, 2**40, Trips((1, 0, 2), 0.25, 0.125), "lost it", 0.5, 0.0625, 2.0, 1.0)
 CHAT = Chat((ChatMessage("system", "s"), ChatMessage("user", "u")))
-NONE = statistics_of("", 0, 0, Counts(), Times(0.0, 0.0, 0.0, 0.0, 0, 0))
+NOTHING_MEASURED = Times(0.0, 0.0, 0.0, 0.0, 0, 0)
+NONE = Statistics(method="", num_speculative_tokens=0, prompt_tokens=0, **vars(Counts()), **vars(NOTHING_MEASURED))
 FIGURES = replace(NONE, method="coupled", tokens=3, accepted_at=(2, 1), seconds=0.5, bytes_sent=2**40, lanes=(LANE,))
 ASKED = GenerationRequest(
     "héllo", options=OPTIONS, method="coupled", num_speculative_tokens=4, max_tokens=9, drafter_temperature=0.0,

@@ -40,7 +40,7 @@ async def direct(service: Any, opening: Any) -> Direct:
 async def standing(model: RunningModel) -> AsyncIterator[None]:
     """The model thread stands still until all that the block asks of it waits."""
     gate = Gate()
-    held = asyncio.create_task(model.thread.run(gate.job()))
+    held = model.thread.submit(gate.job())
     assert await asyncio.to_thread(gate.entered.wait, 120)
     try:
         yield

@@ -19,7 +19,7 @@ from crossdraft.speculation.controller import TargetController
 from crossdraft.text.letters import Letters
 from crossdraft.types import messages
 from crossdraft.types.rows import DraftToken, Row
-from crossdraft.types.statistics import Counts, Kind, Times, statistics_of
+from crossdraft.types.statistics import Counts, Kind, Statistics, Times
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLEM, SLRS, TLI
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk
@@ -451,7 +451,8 @@ def test_each_place_has_its_own_share() -> None:
     counts.rounds(2, 0, True, 1)
     counts.rounds(3, 1, False, 1)  # the end came before the second was judged
     counts.rounds(0, 0, False, 2)  # nothing was proposed
-    found, none = (statistics_of("slem", 3, 1, one, Times(0.0, 0.0, 0.0, 0.0, 0, 0)) for one in (counts, Counts()))
+    facts = vars(Times(0.0, 0.0, 0.0, 0.0, 0, 0)) | {"method": "slem", "num_speculative_tokens": 3, "prompt_tokens": 1}
+    found, none = (Statistics(**facts, **vars(one)) for one in (counts, Counts()))
     assert (none.acceptance_at, none.accepted_length) == ((), 0.0)
     assert (found.drafted_at, found.judged_at, found.accepted_at) == ((4, 4, 3), (4, 2, 1), (3, 1, 1))
     assert found.acceptance_at == (0.75, 0.5, 1.0)

@@ -155,5 +155,5 @@ async def test_many_sessions_have_the_outputs_that_they_have_alone(plain, crowde
     assert done.evictions > 0
     assert shared[1] >= BEGINNING
     assert max(done.batches) > 1
-    await crowded.thread.run(nothing())  # after the sessions' ends
+    await crowded.thread.submit(nothing())  # after the sessions' ends
     assert crowded.thread.engine.slots_in_use == 0

@@ -222,7 +222,7 @@ async def test_a_run_that_nobody_reads_any_more_draws_no_further(target_model, p
     await talk.receive()
     talk.close()
     places.release(MAX_RUN)
-    await thread.run(nothing())
+    await thread.submit(nothing())
     assert thread.steps <= 3
     assert not thread.engine.slots_in_use
     steps = thread.steps

@@ -348,7 +348,7 @@ async def test_of_a_session_that_ends_with_a_reply_that_is_not_read_nothing_is_l
     other = Talk(target_model, OPENING)
     await other.passed(Pass(1, (), TokenTree()))  # a step after any that was asked for before
     other.close()
-    await thread.run(nothing())
+    await thread.submit(nothing())
     assert (thread.steps, thread.engine.slots_in_use) == (2, 0)
 
 

@@ -45,7 +45,7 @@ from crossdraft.trace.timeline import Watch, trace_events
 from crossdraft.types.messages import MODEL_SETTINGS, PromptScored, Sample, SamplingOptions
 from crossdraft.types.output import Names, PromptToken, Token, Written
 from crossdraft.types.request import Asked, GenerationRequest, Overlap, Prompt, RequestError, sampling_size, size_of
-from crossdraft.types.statistics import Statistics, statistics_of
+from crossdraft.types.statistics import Statistics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -240,8 +240,14 @@ class Generation(TokenStream):
         names = dict.fromkeys((*MODEL_SETTINGS, *given_too))
         settings = {name: getattr(options, name) for name in names} | {"max_tokens": given.request.max_tokens}
         in_round = given.request.num_speculative_tokens if given.request.overlap is Overlap.OFF else 0
-        facts = given.method.name, in_round, len(opened.prompt)
-        self.statistics = statistics_of(*facts, finished.counts, self._driver.times(), settings)
+        self.statistics = Statistics(
+            method=given.method.name,
+            num_speculative_tokens=in_round,
+            prompt_tokens=len(opened.prompt),
+            settings=settings,
+            **vars(finished.counts),
+            **vars(self._driver.times()),
+        )
         if isinstance(finished.error, TimeoutError):
             raise TimedOut(str(finished.error)) from finished.error
         if finished.error is not None:

@@ -6,7 +6,7 @@ of those that have answered are watched, so that it is known at any time whether
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -232,22 +232,18 @@ class Discovery:
 
     async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
         """Use these addresses from now on: probe new ones, and open no session at others."""
-        async with self._following:
-            await self._follow(targets, drafters)
-
-    async def _follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
         roles = (
             ("targets", targets, self._targets, TargetClient, self._welcome_target),
             ("drafters", drafters, self._drafters, DrafterClient, self._welcome_drafter),
         )
-        for role, staying, members, _, _ in roles:
-            await self._part(self.services.of(role), members, staying)
-        for role, staying, members, connected, welcome in roles:
-            for address in staying:
-                if address in members:
-                    continue
-                client = connected(address, self._patience, tls=self._shown)
-                members[address] = Probe(client, welcome, lambda *gone, role=role: self.services.of(role).remove(*gone))
+        async with self._following:
+            for role, staying, members, _, _ in roles:
+                await self._part(self.services.of(role), members, staying)
+            for role, staying, members, connected, welcome in roles:
+                for address in [address for address in staying if address not in members]:
+                    client = connected(address, self._patience, tls=self._shown)
+                    parted = lambda *gone, role=role: self.services.of(role).remove(*gone)  # noqa: E731
+                    members[address] = Probe(client, welcome, parted)
 
     async def _part(self, roster: Roster[Any], members: Members, staying: Collection[str]) -> None:
         """Remove all but `staying`; their clients are closed when their sessions have ended."""
@@ -270,8 +266,10 @@ class Discovery:
         waiting = {one.tried for one in self._targets.values()}
         while self.models is None:
             if not waiting:
-                errors = [one.error for one in self._targets.values()]
-                raise _none_of([error for error in errors if error is not None])
+                errors = [one.error for one in self._targets.values() if one.error is not None]
+                if len(errors) == 1:
+                    raise errors[0]
+                raise type(errors[0])(f"none of {len(errors)} targets answered: {'; '.join(map(str, errors))}")
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
     async def _welcome_target(self, client: TargetClient, about: Description) -> None:
@@ -313,13 +311,6 @@ def _fault_of(members: Members) -> str:
     faults = [fault for one in members.values() if (fault := one.fault)]
     many = f"{len(faults)} of {len(members)} " if len(members) > 1 else ""
     return f"{many}{'; '.join(dict.fromkeys(faults))}" if faults else "" if members else "none there"
-
-
-def _none_of(errors: Sequence[ServiceError]) -> ServiceError:
-    """The only target's error, or one of the first one's kind that has the texts of all."""
-    if len(errors) == 1:
-        return errors[0]
-    return type(errors[0])(f"none of {len(errors)} targets answered: {'; '.join(map(str, errors))}")
 
 
 def _served(about: Description) -> tuple[str, str, bool]:

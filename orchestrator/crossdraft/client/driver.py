@@ -288,15 +288,11 @@ class Driver:
             self._latest = time.perf_counter() - began
             self._verification += self._latest
             self._handled += 1
-            if self._watches:
-                self._record(event, now, commands)
+            if self._watches:  # a step that the session refuses or fails at has no commands
+                step = Step(now, event, tuple(commands), self._latest, self._session.counts.row_misses)
+                for watch in self._watches:
+                    watch.record(step)
         return commands
-
-    def _record(self, event: events.Event | None, now: float, commands: list[events.Command]) -> None:
-        """Record a step; one that the session refuses or fails at has no commands."""
-        step = Step(now, event, tuple(commands), self._latest, self._session.counts.row_misses)
-        for watch in self._watches:
-            watch.record(step)
 
     def _carry_out(self, commands: list[events.Command]) -> None:
         emitted: list[events.Emitted] = []

@@ -195,8 +195,9 @@ class Branches:
             rest = text[branch.offset :]
             if rest == branch.letters:
                 return branch
-            if letters_decide and rest.startswith(branch.letters) and self._agrees(branch, rest):
-                best = branch
+            if letters_decide and rest.startswith(branch.letters):
+                said = self._said(branch)
+                best = branch if said.startswith(rest) and len(said) > len(rest) else best
         return best
 
     def texts(self, epoch: Epoch, frontier: int) -> list[Letters]:
@@ -209,11 +210,6 @@ class Branches:
 
     def _said(self, branch: Branch) -> str:
         return branch.letters + self._pair.drafter.letters_of(branch.tokens)
-
-    def _agrees(self, branch: Branch, rest: str) -> bool:
-        """Whether the branch's text is longer than the rest and begins with it."""
-        said = self._said(branch)
-        return said.startswith(rest) and len(said) > len(rest)
 
 
 ROUNDING = 1e-6  # that a probability which is a sum of float32 products may exceed one by

@@ -198,9 +198,8 @@ def without_trust(request: GenerationRequest) -> GenerationRequest:
         return replace(request, method=default.name)
     if method.trusting:
         raise RequestError(
-            f"with method {method.name!r} a drafter that lies about the distributions that it drew from "
-            f"changes the output, "
-            f"and this drafter is not trusted; use {' or '.join(map(repr, SAFE))}, or leave the method out",
+            f"with method {method.name!r} a drafter that lies about the distributions that it drew from changes the "
+            f"output, and this drafter is not trusted; use {' or '.join(map(repr, SAFE))}, or leave the method out",
             "method",
         )
     return request

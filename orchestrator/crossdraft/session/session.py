@@ -455,7 +455,9 @@ class Session:
         hand already, or a first drafter may open at any moment.
         """
         given, epoch, text = self._given, self.epoch, self.output.text
-        alone = not epoch.choice.drafts and self.target.answers.row is None and not self.drafter.hoped_for
+        held = self.target.answers.held
+        no_row = held is None or isinstance(held.answer, Sample)
+        alone = not epoch.choice.drafts and no_row and not self.drafter.hoped_for
         draws = self._given.method.samples or alone
         ahead = Letters(text[epoch.start :])
         band, drafted = given.request.alignment_band, len(epoch.draft_tokens)

@@ -5,15 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from crossdraft.session.assignment import Assignment
-from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, IllegalEventError, Lane, Open, Reply, Send, SetTimer, Timer
-from crossdraft.session.output import Output
 from crossdraft.session.rules import TargetState
 from crossdraft.speculation.choice import PassSeen
 from crossdraft.types import messages, quick_dataclass
@@ -22,6 +20,10 @@ from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import Path, TokenTree
 from crossdraft.verification.planning import Plan, Planner
 from crossdraft.verification.walk import NeedRow
+
+if TYPE_CHECKING:
+    from crossdraft.session.drafter_side import Branches
+    from crossdraft.session.output import Output
 
 MAX_BACKOFF = 1.0  # seconds
 MAX_STATES = 64  # hidden states that a drafter is told at once: the newest
@@ -139,12 +141,6 @@ class Answers:
         return row if complete else self._cut(row, need.listed)
 
     @property
-    def row(self) -> Row | None:
-        """The target's row at the frontier, if a pass brought one."""
-        found = self.held
-        return found.answer if found is not None and isinstance(found.answer, Row) else None
-
-    @property
     def sample(self) -> messages.Sample | None:
         """The target's own draw at the frontier, if a pass brought one."""
         found = self.held
@@ -163,7 +159,9 @@ class Answers:
     def add(self, flight: Flight, nodes: Sequence[Row | messages.Sample]) -> None:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
         if flight.root > self._base:
-            self._rebase(flight.root)
+            gone = tuple(self._ids[self._base : flight.root])
+            kept = {path[len(gone) :]: held for path, held in self._held.items() if path[: len(gone)] == gone}
+            self._held, self._base = kept, flight.root
         root, own = self._own
         if not self.covers(()) or flight.root + len(flight.own) > root + len(own):
             self._own = flight.root, flight.own
@@ -199,11 +197,6 @@ class Answers:
         """What is known after this path is not enough, and its pass is over: another pass must bring it."""
         self._held.pop((*self._ids[self._base :], *path), None)
         self._frontier = -1, None
-
-    def _rebase(self, base: int) -> None:
-        passed = tuple(self._ids[self._base : base])
-        kept = {path[len(passed) :]: held for path, held in self._held.items() if path[: len(passed)] == passed}
-        self._held, self._base = kept, base
 
     def _cut(self, row: Row, listed: Ids) -> Row:
         """The head and the listed ids; the rest joins the tail."""
@@ -313,25 +306,17 @@ class TargetLane:
         self._answers.complete(self.latest, reply.node, reply.row)
         del self.owed[reply.node]
 
-    # Runs: tokens that the target draws by itself in one pass.
-
-    def end_run(self, run: Flight) -> Send:
-        """End it with the token that is being drawn."""
-        self.flight = replace(run, ending=True)
-        return Send(self.number, messages.RunTo(run.sent.number, 0))
-
-    def extend_run(self, run: Flight, tokens: int) -> Send:
-        """Let it go on for so many tokens beyond those asked for."""
-        more = run.sent.run + tokens
-        self.flight = replace(run, sent=replace(run.sent, run=more), half=more - tokens // 2)
-        return Send(self.number, messages.RunTo(run.sent.number, more))
+    def run_to(self, run: Flight, tokens: int) -> Send:
+        """The run under way is to have so many tokens in all; 0: it is to end with the one that is being drawn."""
+        self.flight = run
+        return Send(self.number, messages.RunTo(run.sent.number, tokens))
 
 
 class TargetSide:
     """One lane, or several that work on one output: plans passes, sends them, and keeps what they bring."""
 
     def __init__(
-        self, assignment: Assignment, lanes: Iterator[Lane], output: Output, branches: Branches, counts: Counts
+        self, assignment: Assignment, lanes: Iterator[Lane], output: "Output", branches: "Branches", counts: Counts
     ) -> None:
         given = assignment
         self.lanes: dict[Lane, TargetLane] = {}
@@ -476,11 +461,14 @@ class TargetSide:
 
     def end_runs(self) -> list[Command]:
         """Tell runs under way to end with the token that is being drawn."""
-        return [self.lanes[run.lane].end_run(run) for run in self.runs if not run.ending]
+        return [self.lanes[run.lane].run_to(replace(run, ending=True), 0) for run in self.runs if not run.ending]
 
     def extend_run(self, run: Flight, tokens: int) -> Send:
         """Let a run go on for so many tokens beyond those asked for, at most to the end of the output."""
-        return self.lanes[run.lane].extend_run(run, min(tokens, self._output.left - run.left))
+        tokens = min(tokens, self._output.left - run.left)
+        more = run.sent.run + tokens
+        run = replace(run, sent=replace(run.sent, run=more), half=more - tokens // 2)
+        return self.lanes[run.lane].run_to(run, more)
 
     # Passes: what each covers, and rows that are asked for afterwards.
 

@@ -342,11 +342,9 @@ class PairCounts:
         self._waiting, self._size = [], 0
         self._keys, places = np.unique(np.concatenate([self._keys, fresh]), return_inverse=True)
         self._counts = np.bincount(places, np.concatenate([self._counts, seen])).astype(np.int64)
-        if len(self._keys) > self._most:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Keeps half of `most`, of equal ones the lowest, so that the next merge does not end here again."""
-        kept = np.sort(np.argsort(-self._counts, kind="stable")[: self._most // 2])
-        self.forgotten += int(self._counts.sum() - self._counts[kept].sum())
-        self._keys, self._counts = self._keys[kept], self._counts[kept]
+        if (
+            len(self._keys) > self._most
+        ):  # half is kept, of equal ones the lowest: the next merge does not end here again
+            kept = np.sort(np.argsort(-self._counts, kind="stable")[: self._most // 2])
+            self.forgotten += int(self._counts.sum() - self._counts[kept].sum())
+            self._keys, self._counts = self._keys[kept], self._counts[kept]

@@ -474,7 +474,9 @@ class GrammarMatcher:
     def _mask(self, text: Letters, path: Letters) -> Bits | None:
         """After a text and a path; None: no column may follow."""
         whole = Letters(text + path)
-        plain = whole if is_plain(whole) else _before_control(whole)
+        plain = whole
+        if not is_plain(whole):  # up to the first control symbol
+            plain = Letters(whole[: next(at for at, letter in enumerate(whole) if ord(letter) >= FIRST_CONTROL)])
         following = Letters(plain[len(text) :])
         if self._branch is None or not following.startswith(self._branched):
             if not self._reach(Letters(plain[: len(text)])):
@@ -526,8 +528,3 @@ class GrammarMatcher:
             self._fault = str(_refused(matcher.get_error()))
         if self._fault:
             raise GrammarError(self._fault)
-
-
-def _before_control(letters: Letters) -> Letters:
-    """Up to the first control symbol."""
-    return Letters(letters[: next(at for at, letter in enumerate(letters) if ord(letter) >= FIRST_CONTROL)])

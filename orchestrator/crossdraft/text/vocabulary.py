@@ -49,10 +49,6 @@ class Anatomy:
             return Letters(chr(BYTE_PIECES[piece]))
         return from_bytes((piece.replace(SPACE_MARK, " ") if self.space_mark else piece).encode())
 
-    def letters_of_added(self, content: str) -> Letters:
-        """The letters of an added token that is ordinary text: byte-level tokenizers match it literally."""
-        return from_bytes(content.encode()) if self.byte_level else self.letters_of_piece(content)
-
 
 def components(part: Part | None) -> Iterator[Part]:
     """A part of tokenizer.json and everything nested in it, outermost first."""
@@ -252,8 +248,9 @@ def _plain_letters(anatomy: Anatomy) -> dict[int, Letters]:
     for added in anatomy.added:
         if added["special"]:
             letters.pop(added["id"], None)
-        else:
-            letters[added["id"]] = anatomy.letters_of_added(added["content"])
+        else:  # byte-level tokenizers match it literally
+            text = added["content"]
+            letters[added["id"]] = from_bytes(text.encode()) if anatomy.byte_level else anatomy.letters_of_piece(text)
     if anatomy.unknown is not None:
         letters.pop(anatomy.unknown, None)
     return letters

@@ -3,7 +3,7 @@
 Only `crossdraft.rpc` converts them to protobuf messages and back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -62,16 +62,10 @@ class SamplingOptions(Sampling):
             object.__setattr__(self, "top_k", 0)
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
-        for name in LISTS:
+        for name, fault_of in LISTS.items():
             if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(value))
-        for name, fault in (
-            ("logit_bias", _fault_of_biases(self.logit_bias)),
-            ("allowed_token_ids", fault_of_ids(self.allowed_token_ids)),
-            ("bad_word_ids", _fault_of_words(self.bad_word_ids)),
-            ("end_ids", fault_of_ids(self.end_ids)),
-        ):
-            if fault:
+                object.__setattr__(self, name, value := tuple(value))
+            if fault := fault_of(value):
                 raise OptionError(name, fault)
 
     @property
@@ -84,9 +78,6 @@ class SamplingOptions(Sampling):
     def of_drafter(self) -> "SamplingOptions":
         """Without what is for the target's logits only."""
         return replace(self, **{name: getattr(SamplingOptions, name) for name in ONLY_TARGETS})
-
-
-LISTS = ("logit_bias", "allowed_token_ids", "bad_word_ids", "end_ids")  # of SamplingOptions
 
 
 def fault_of_ids(ids: object) -> str:
@@ -121,6 +112,14 @@ def _fault_of_biases(biases: object) -> str:
         if not (_is_id(token) and number):
             return f"{wanted}, and has {token!r}: {bias!r}"
     return ""
+
+
+LISTS: Mapping[str, Callable[[object], str]] = {  # of SamplingOptions, with what says their faults
+    "logit_bias": _fault_of_biases,
+    "allowed_token_ids": fault_of_ids,
+    "bad_word_ids": _fault_of_words,
+    "end_ids": fault_of_ids,
+}
 
 
 @dataclass(frozen=True)
@@ -197,9 +196,7 @@ class Description:
     vocabulary_size: int  # length of a row of logits (ids beyond the tokenizer's included)
     context: int  # tokens, prompt and output together
     fingerprint: str  # hex digest of tokenizer, controls and vocabulary size, and of a target's weights
-    affinity: str = (
-        ""  # of a drafter: `tokenizer_digest` of the target that its affinity matrix is for; "": it has none
-    )
+    affinity: str = ""  # of a drafter: `tokenizer_digest` of the target that its matrix is for; "": it has none
     copies: bool = False  # an n-gram drafter, which copies bytes of the text; methods that need shared tokens refuse it
     chat_template: ChatTemplate | None = None
     defaults: SamplingDefaults = SamplingDefaults()  # of a target

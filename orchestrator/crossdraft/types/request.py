@@ -54,15 +54,13 @@ class Chat:
             return "the chat has no messages; give at least one"
         if self.continue_final_message and self.add_generation_prompt:
             return "continue_final_message and add_generation_prompt cannot both be true; set the latter to false"
-        try:
-            _ = self.settings
-        except (ValueError, TypeError, RecursionError) as error:
-            return f"template_kwargs must be a JSON object: {error}"
-        for place, message in enumerate(self.messages):
+        fields = {f"fields of message {place} of the chat": one.fields for place, one in enumerate(self.messages)}
+        for name, text in {"template_kwargs": self.template_kwargs, **fields}.items():
             try:
-                _ = message.more
+                _object(text)
             except (ValueError, TypeError, RecursionError) as error:
-                return f"fields of message {place} of the chat must be a JSON object: {error}"
+                return f"{name} must be a JSON object: {error}"
+        for place, message in enumerate(self.messages):
             if not (isinstance(message.role, str) and message.role and isinstance(message.content, str)):
                 return f"message {place} of the chat needs a role and a content, both texts"
             if not writable(message.role + message.content):
@@ -218,11 +216,10 @@ class GenerationRequest(Watching, Speculation, Reading, Output):
         if isinstance(self.prompt, Chat) and self.prompt.fault:
             raise RequestError(self.prompt.fault)
         check_text("cache_salt", self.cache_salt)
-        check_ids("committed", self.committed)
-        check_ids("stop_token_ids", self.stop_token_ids)
-        if isinstance(self.prompt, tuple):
-            check_ids("prompt", self.prompt)
-        elif isinstance(self.prompt, str):
+        for name in ("committed", "stop_token_ids", "prompt"):
+            if isinstance(ids := getattr(self, name), tuple) and (fault := fault_of_ids(ids)):
+                raise RequestError(f"{name} {fault}", name)
+        if isinstance(self.prompt, str):
             check_text("the prompt", self.prompt)
         for name, texts in (("a stop string", self.stop), ("a bad word", self.bad_words)):
             for text in texts:
@@ -261,12 +258,6 @@ def check_text(name: str, text: object) -> None:
         raise RequestError(
             f"{name} has half of a surrogate pair, which is not a character: escape both halves, or none"
         )
-
-
-def check_ids(name: str, ids: tuple[int, ...]) -> None:
-    """Raises RequestError unless all are token ids."""
-    if fault := fault_of_ids(ids):
-        raise RequestError(f"{name} {fault}", name)
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

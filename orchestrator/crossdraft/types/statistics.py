@@ -202,25 +202,6 @@ class Counts(Counted):
             self.__dict__[name] = (*map(number.__add__, counted[:reached]), *counted[reached:])
 
 
-def statistics_of(
-    method: str,
-    num_speculative_tokens: int,
-    prompt_tokens: int,
-    counts: Counted,
-    times: Times,
-    settings: Mapping[str, float] | None = None,
-) -> Statistics:
-    """The final figures of a session: its counts and measured times under their own names."""
-    return Statistics(
-        method=method,
-        num_speculative_tokens=num_speculative_tokens,
-        prompt_tokens=prompt_tokens,
-        settings=settings or {},
-        **vars(counts),
-        **vars(times),
-    )
-
-
 @dataclass(frozen=True)
 class ModelStatistics:
     """What a service's model has done since it was loaded."""

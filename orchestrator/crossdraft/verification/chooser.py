@@ -16,15 +16,12 @@ class Chooser(Protocol):
 
     def bernoulli(self, probability: float) -> bool:
         """True with this probability, clipped to [0, 1]."""
-        ...
 
     def categorical(self, weights: ArrayLike) -> int:
         """An index, with probability in proportion to `weights` (shape (n,), none negative)."""
-        ...
 
     def candidates(self, weights: ArrayLike, count: int) -> tuple[int, ...]:
         """`count` independent draws of an index by `weights`, shape (n,), in the order in which they are tried."""
-        ...
 
     def kept(self, candidates: Sequence[int], weights: ArrayLike, keep: ArrayLike) -> int | None:
         """The first candidate that is kept, or None: draw another block.
@@ -32,7 +29,6 @@ class Chooser(Protocol):
         `candidates`: what `candidates(weights, count)` gave. `weights`: shape (n,). `keep`: the probability that each
         candidate is kept, float64 (len(candidates),).
         """
-        ...
 
 
 class RandomChooser:

@@ -95,9 +95,7 @@ class Block:
     """Draft tokens that are revealed and not decided yet."""
 
     path: Path = ()  # their target ids; without the last one if it lies outside T
-    rows: list[tuple[Row, Row]] = field(
-        default_factory=list
-    )  # p_i and q_i, in target ids; w_i p_i once i + 1 is refused
+    rows: list[tuple[Row, Row]] = field(default_factory=list)  # p_i (w_i p_i once i + 1 is refused) and q_i
     weights: list[float] = field(default_factory=lambda: [1.0])  # w_0 ... w_n
 
     def add(self, token: int | None, p: Row, q: Row) -> None:

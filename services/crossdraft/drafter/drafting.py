@@ -355,9 +355,7 @@ class Drafting:
 
     def _take(self, logits: Logits, due: list[OpenBranch], drafts: bool) -> SamplerSteps[None]:
         """A step's rows: the draft's if it takes part, then those of the branches that are due."""
-        if self._epoch.over:  # since the step began
-            return
-        if not logits.shape[0]:  # a cut has left nothing to draft
+        if self._epoch.over or not logits.shape[0]:  # since the step began; a cut has left nothing to draft
             return
         offsets = [*([self._state.context.offset] if drafts else ()), *(branch.end for branch in due)]
         besides = self._shape.candidates if drafts else 0

@@ -224,7 +224,7 @@ class Scoring:
         missing = [path for path in paths if path not in self._distributions and path not in known]
         if not missing:
             return known, 0.0
-        found, seconds = await self._running.thread.run(self._evaluate(missing))
+        found, seconds = await self._running.thread.submit(self._evaluate(missing))
         return known | found, seconds
 
     def _evaluate(self, paths: Sequence[Path]) -> Job[tuple[dict[Path, Distribution], float]]:

@@ -66,9 +66,7 @@ def batch_of(
     for members in grouped(slices, heads):
         begin, end = end, end + sum(inputs.count for inputs in members)
         ordered += members
-        apart = (
-            len(members[0].extents) > 1
-        )  # layers with a window have a pool of their own, where members lie otherwise
+        apart = len(members[0].extents) > 1  # layers with a window have a pool, where members lie otherwise
         own = [window for window in windows if window is None or not apart]
         keys, used = _strided(members, 0), max(inputs.used() for inputs in members)
         if gathers:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import blake2b
-from itertools import pairwise, repeat
+from itertools import pairwise, repeat, starmap
 
 import numpy as np
 import torch
@@ -385,16 +385,11 @@ class RowTable:
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Row, ...]:
         tails = self.tails[begin:end].tolist()
-        bounds = [*pairwise(self.bounds[begin : None if end is None else end + 1].tolist())]
-        if self.log_probabilities is None:
-            return tuple(
-                Row(self.ids[first:last], self.probabilities[first:last], tail)
-                for tail, (first, last) in zip(tails, bounds, strict=True)
-            )
-        pairs = repeat(()) if self.likely is None else self.likely.pairs(begin, end)
+        bounds = pairwise(self.bounds[begin : None if end is None else end + 1].tolist())
+        logs, pairs = self.log_probabilities, repeat(()) if self.likely is None else self.likely.pairs(begin, end)
         return tuple(
-            Row(self.ids[first:last], self.probabilities[first:last], tail, self.log_probabilities[first:last], likely)
-            for tail, (first, last), likely in zip(tails, bounds, pairs, strict=False)
+            Row(self.ids[at], self.probabilities[at], tail, None if logs is None else logs[at], likely)
+            for tail, at, likely in zip(tails, starmap(slice, bounds), pairs, strict=False)
         )
 
 

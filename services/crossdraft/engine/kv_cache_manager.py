@@ -53,7 +53,11 @@ class SlotAllocator:
         if gap is None:
             return None
         start = min(self._starts[gap])
-        self._claim(start, gap, size)
+        self._starts[gap].remove(start)
+        self.free_slots -= size
+        while gap > size:  # the rest is free in halves
+            gap //= 2
+            self._starts.setdefault(gap, set()).add(start + gap)
         return Extent(start, size)
 
     def free(self, extent: Extent) -> None:
@@ -94,14 +98,6 @@ class SlotAllocator:
         for extent in released:
             trial.free(extent)
         return any(starts for known, starts in trial._starts.items() if known >= size)
-
-    def _claim(self, start: int, gap: int, size: int) -> None:
-        """Takes the first `size` slots of a gap; the rest is free in halves."""
-        self._starts[gap].remove(start)
-        self.free_slots -= size
-        while gap > size:
-            gap //= 2
-            self._starts.setdefault(gap, set()).add(start + gap)
 
 
 @dataclass(eq=False)

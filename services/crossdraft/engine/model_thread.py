@@ -12,11 +12,10 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -120,7 +119,7 @@ class RunningJob(Generic[T]):
                 check(request)
             else:
                 self.sampling = request
-        except BaseException as error:  # as `Delivering` does, for thousands a second
+        except BaseException as error:  # as `delivering` does, for thousands a second
             self.finish(error)
 
     def finish(self, error: BaseException) -> None:
@@ -140,22 +139,14 @@ class RunningJob(Generic[T]):
             self.future.set_exception(error)
 
 
-class Delivering:
-    """Context that delivers whatever ends the jobs to their submitters, so that no error ends the thread itself."""
-
-    def __init__(self, *jobs: RunningJob[Any]) -> None:
-        self._jobs = jobs
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is not None:
-            for job in self._jobs:
-                job.finish(error)
-        return True
+@contextmanager
+def delivering(*jobs: RunningJob[Any]) -> Iterator[None]:
+    """Delivers whatever ends the jobs to their submitters, so that no error ends the thread itself."""
+    try:
+        yield
+    except BaseException as error:
+        for job in jobs:
+            job.finish(error)
 
 
 class ModelThread:
@@ -207,7 +198,8 @@ class ModelThread:
         return self._admission.preemptions
 
     def submit(self, job: Job[T], working: Callable[[], object] | None = None) -> asyncio.Future[T]:
-        """Begins a job; returns its result to come. Cancelling that stops the job before its next step.
+        """Begins a job; returns its result to come, or what the job or the engine raised. Cancelling that stops the job
+        before its next step.
 
         The loop calls `working` about every WORKING_SECONDS in which steps are made while the job waits for its own,
         such as those of a long prompt.
@@ -234,15 +226,6 @@ class ModelThread:
     def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
         """For jobs: an event loop is to make this call, in order with what else the step has for it."""
         self._outbox.put(loop, partial(call, *args))
-
-    async def run(self, job: Job[T]) -> T:
-        """The job's result.
-
-        Raises:
-            ModelThreadClosedError: as `submit`.
-            BaseException: what the job raised, or what the engine raised for its request.
-        """
-        return await self.submit(job)
 
     def close_session(self, session: Hashable) -> None:
         """Frees the KV slots of a session, after the step that is under way."""
@@ -344,7 +327,7 @@ class ModelThread:
         for job in self._live:
             job.stepped(now)
         self._outbox.flush()
-        with Delivering(*jobs):  # a device that has failed says so to whoever waits for it
+        with delivering(*jobs):  # a device that has failed says so to whoever waits for it
             self._scheduler.stepped(computed, span.ended - span.began)
             followed, self._followed = self._followed, []
             for span, steps, tokens in followed:
@@ -363,14 +346,9 @@ class ModelThread:
     def _forward(self, jobs: "list[RunningJob[Any]]", requests: list[ForwardRequest]) -> list[Tensor | None]:
         """One forward for all; where it fails the jobs run one by one, so that only those at fault fail."""
         if len(jobs) > 1:
-            with Delivering(*jobs), suppress(RuntimeError, MemoryError):
+            with delivering(*jobs), suppress(RuntimeError, MemoryError):
                 return self._engine_step(requests)
-        found: list[Tensor | None] = [None] * len(jobs)
-        for index, job in enumerate(jobs):
-            if job.live:
-                with Delivering(job):
-                    found[index] = self._engine_step([requests[index]])[0]
-        return found
+        return _one_by_one(jobs, lambda job: self._engine_step([job.request])[0])
 
     def _answer(
         self, job: RunningJob[Any], logits: Tensor, span: DeviceTimer, computed: int, sessions: int, now: float
@@ -487,25 +465,25 @@ def _together(
     started: list[tuple[Fetching[Sequence[Any]], Sequence[Tensor] | None]] = []
     for jobs, launch in launches:
         fetching, tensors = launch(jobs), None
-        with Delivering(*jobs), suppress(*FAULTS):
+        with delivering(*jobs), suppress(*FAULTS):
             tensors = next(fetching)
         started.append((fetching, tensors))
     arrays: Fetched = []
-    with Delivering(*(job for jobs, _ in launches for job in jobs)):  # a device that has failed says so here
+    with delivering(*(job for jobs, _ in launches for job in jobs)):  # a device that has failed says so here
         arrays = Transfer([tensor for _, tensors in started for tensor in tensors or ()]).arrays()
     for (jobs, _), (fetching, tensors) in zip(launches, started, strict=True):
         results: Sequence[Any] | None = None
         own, arrays = arrays[: len(tensors or ())], arrays[len(tensors or ()) :]
         if tensors is not None and any(job.live for job in jobs):
-            with Delivering(*jobs), suppress(*FAULTS):
+            with delivering(*jobs), suppress(*FAULTS):
                 results = finished(fetching, own)
-        yield jobs, _one_by_one(jobs) if results is None else results
+        yield jobs, _one_by_one(jobs, lambda job: fetched(_launched([job]))[0]) if results is None else results
 
 
-def _one_by_one(jobs: Sequence[RunningJob[Any]]) -> Sequence[Any]:
-    found: list[Any] = [None] * len(jobs)
+def _one_by_one(jobs: Sequence[RunningJob[Any]], run: Callable[[RunningJob[Any]], T]) -> list[T | None]:
+    found: list[T | None] = [None] * len(jobs)
     for index, job in enumerate(jobs):
         if job.live:
-            with Delivering(job):
-                (found[index],) = fetched(_launched([job]))
+            with delivering(job):
+                found[index] = run(job)
     return found

@@ -219,10 +219,7 @@ class Paths:
         return [places[place] for place in range(len(found))]
 
 
-@lru_cache(1 << 14)
-def _plain_draw(token: int) -> Draw:
-    """Of an id alone, of which a draft makes hundreds."""
-    return Draw(token)
+_plain_draw = lru_cache(1 << 14)(Draw)  # of an id alone, of which a draft makes hundreds
 
 
 class _AlikePaths:

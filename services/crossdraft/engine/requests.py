@@ -193,7 +193,7 @@ def common_prefix(cached: tuple[int, ...], context: tuple[int, ...]) -> int:
 def emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
     """Nodes of the tree on the path that `tokens` follow: those that were committed since."""
     if tree.is_chain:
-        return [*range(_equal(tree.tokens, tokens))]
+        return [*range(common_prefix(tree.tokens, tokens))]
     path: list[int] = []
     parent, ids, parents = ROOT, tree.tokens, tree.parents
     for token in tokens:
@@ -212,7 +212,7 @@ def _shared(old: TokenTree, new: TokenTree, root: int) -> Sequence[int]:
     if not new.tokens:
         return ()
     if old.is_chain and new.is_chain:
-        return range(root + 1, root + 1 + _equal(old.tokens[root + 1 :], new.tokens))
+        return range(root + 1, root + 1 + common_prefix(old.tokens[root + 1 :], new.tokens))
     size = len(old.tokens)
     if root == ROOT and new.tokens[:size] == old.tokens and new.parents[:size] == old.parents:
         return range(size)  # nodes were added
@@ -224,16 +224,6 @@ def _shared(old: TokenTree, new: TokenTree, root: int) -> Sequence[int]:
             break
         found.append(node)
     return found
-
-
-def _equal(some: Sequence[int], others: Sequence[int]) -> int:
-    """How many of the first ones are equal."""
-    count = 0
-    for one, other in zip(some, others, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def _depths(tree: TokenTree, nodes: Sequence[int]) -> list[int]:

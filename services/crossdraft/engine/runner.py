@@ -139,7 +139,6 @@ class DrawingSteps:
         memory.counter.zero_()
         self._logits[:count].copy_(paths.rows)
         self._draws.begin([request.options for request in paths.requests], [request.at for request in paths.requests])
-
         paths.take(memory.drawn[:, :count], memory.possible[:, :count])
 
         def step() -> None:

@@ -350,8 +350,10 @@ class Admission:
             elif now >= request.asked + WAIT:
                 overdue = True
         if not admitted and first and not self._sessions.keys() - first.keys():
-            admitted.append(next(iter(first.values())))
-            self._force(admitted[0])
+            admitted.append(oldest := next(iter(first.values())))
+            # Nobody else can go on: those are preempted whose turns end first.
+            while not self._admits(oldest) and (others := self._others(oldest)):
+                self._preempt(min(others, key=lambda session: others[session].until))
         elif before == self.preemptions:
             return admitted
         return [request for request in admitted if self._admits(request)]
@@ -366,11 +368,6 @@ class Admission:
                 return False
             self._preempt(victim)
         return True
-
-    def _force(self, request: ForwardRequest) -> None:
-        """Nobody else can go on: preempts those whose turns end first."""
-        while not self._admits(request) and (others := self._others(request)):
-            self._preempt(min(others, key=lambda session: others[session].until))
 
     def _victim(self, request: ForwardRequest, busy: Collection[Hashable], now: float) -> Hashable | None:
         """Which session is preempted now; None: none yet."""

@@ -54,11 +54,9 @@ class Emulation(Protocol):
     @property
     def marks(self) -> Mapping[str, str | float]:
         """What the ready line says of it."""
-        ...
 
     def step_of(self, engine: Engine, columns: int) -> StepFunction:
         """What is run in place of the engine's step, whose logits have so many columns."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -139,9 +137,8 @@ class TextColumns:
         self._head, self._clocks = head, clocks
         self.first = len(clocks.kept) - head.room
         self._static = frozenset(clocks.kept[: self.first].tolist())
-        self._places = {
-            id: place for place, id in enumerate(clocks.kept[self.first :].tolist())
-        }  # longest unused first
+        # Longest unused first.
+        self._places = {id: place for place, id in enumerate(clocks.kept[self.first :].tolist())}
 
     def follow(self, ids: Sequence[int]) -> None:
         """Gives columns to the ids that a text ends with; called in the model thread.
@@ -222,11 +219,6 @@ class RunningModel:
             loaded.kept,
             None if loaded.following is None else TextColumns(loaded.following, clocks),
         )
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Letters of each id."""
-        return self.clocks.letters
 
     @cached_property
     def grammars(self) -> GrammarCompiler:

@@ -184,10 +184,6 @@ def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> 
         raise BadMessage(f"options: {error}") from error
 
 
-def encode_noise(noise: NoiseKey | None) -> pb.NoiseKey | None:
-    return None if noise is None else pb.NoiseKey(**vars(noise))
-
-
 def decode_noise(message: target_pb.OpenTarget | drafter_pb.OpenDrafter) -> NoiseKey | None:
     return NoiseKey(message.noise.seed, message.noise.choice) if message.HasField("noise") else None
 

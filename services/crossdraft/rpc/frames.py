@@ -225,7 +225,10 @@ def _share(*names: str) -> Callable[[Any, Columns], Sequence[Any]]:
     return lambda message, columns: [value for name in names for value in columns[name].take(getattr(message, name))]
 
 
-_OPENING: dict[str, Callable[[Any], Any]] = {"options": codec.encode_options, "noise": codec.encode_noise}
+_OPENING: dict[str, Callable[[Any], Any]] = {
+    "options": codec.encode_options,
+    "noise": lambda noise: noise and common.NoiseKey(**vars(noise)),
+}
 
 
 # Requests to a target.

@@ -88,8 +88,13 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
     if not isinstance(request.max_tokens, LeftOut):
         given["max_tokens"] = request.max_tokens
     given |= {name: getattr(asked, name) for name in ("id", "model", "drafter", "together")}
+    message = pb.GenerateRequest(overlap=request.overlap.name)
+    for name, value in given.items():
+        try:
+            message.MergeFrom(pb.GenerateRequest(**{name: value}))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from error
     try:
-        message = pb.GenerateRequest(**given, overlap=request.overlap.name)
         options = codec.encode_options(request.options)
         for name in MODEL_SETTINGS:
             number = getattr(request.options, name)
@@ -101,18 +106,8 @@ def encode_request(asked: Generate) -> pb.GenerateRequest:
             message.options.CopyFrom(options)
         _encode_prompt(request.prompt, message)
     except (TypeError, ValueError) as error:
-        unfit = next((name for name, value in given.items() if not _fits(name, value)), "the request")
-        raise ValueError(f"{unfit}: {error}") from error
+        raise ValueError(f"the request: {error}") from error
     return message
-
-
-def _fits(name: str, value: Any) -> bool:
-    """Whether a field can have this value."""
-    try:
-        pb.GenerateRequest(**{name: value})
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:

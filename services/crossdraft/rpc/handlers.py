@@ -68,14 +68,6 @@ class Service(Protocol[Opening_contra, Ask_contra, Answer]):
         """Ends what the service runs; called once, when no session is left."""
 
 
-def peer_of(context: "Context") -> str:
-    """The client of a call: its certificate's first name where there is one, else its address without the port."""
-    identities = context.peer_identities()
-    if identities:
-        return next(iter(identities)).decode(errors="replace")
-    return context.peer().rpartition(":")[0]
-
-
 def counted(text: str) -> int:
     """A count that is a metric, too, with this text."""
     number: int = field(default=0, metadata={"text": text})
@@ -260,7 +252,8 @@ class ServerLink:
         self.outbox: Outbox[Any] = Outbox(self._codec, handlers.limit, self.end)
         self._handlers = handlers
         self._context = context
-        self.peer = peer_of(context)
+        names = iter(context.peer_identities() or ())  # in its certificate; else its address is who the client is
+        self.peer = next((name.decode(errors="replace") for name in names), context.peer().rpartition(":")[0])
         self._sessions: dict[int, Replies[Any]] = {}
         self._loop = asyncio.get_running_loop()
         self._active = self._loop.time()  # when it last had a session

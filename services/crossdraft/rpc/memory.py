@@ -11,16 +11,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
 import grpc
 import numpy as np
 
 from crossdraft.rpc import codec
-from crossdraft.rpc.frames import FrameCodec
 from crossdraft.types.messages import PassDone, RowFetched
 from crossdraft.types.rows import Row
+
+if TYPE_CHECKING:
+    from crossdraft.rpc.frames import FrameCodec
 
 HOST = "in-process"  # in place of a host's name; the port is a number of the service
 Metadata = Sequence[tuple[str, str]]
@@ -60,11 +62,11 @@ def _rounded(message: Any, rows: Iterator[Row]) -> Any:
     return message
 
 
-def codec_of(side: object, otherwise: FrameCodec[Any, Any]) -> FrameCodec[Any, Any]:
+def codec_of(side: object, otherwise: "FrameCodec[Any, Any]") -> "FrameCodec[Any, Any]":
     """Of a link on this channel, or in this handler's context."""
     if not isinstance(side, MemoryChannel | MemoryContext):
         return otherwise
-    return FrameCodec(MemoryFrame.of, lambda frame: vars(frame)["messages"], otherwise.weight)
+    return replace(otherwise, encode=MemoryFrame.of, decode=lambda frame: vars(frame)["messages"])
 
 
 def serves(address: str) -> bool:

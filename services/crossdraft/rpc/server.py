@@ -167,12 +167,11 @@ class Endpoint:
         certificate or key cannot be used.
         """
         wanted, tls = f"{self._listening.host}:{self._listening.port}", self._listening.tls
-        credentials = None if tls is None else server_credentials(tls)
         try:
-            if credentials is None:
+            if tls is None:
                 port = self._server.add_insecure_port(wanted)
             else:
-                port = self._server.add_secure_port(wanted, credentials)
+                port = self._server.add_secure_port(wanted, server_credentials(tls))
         except RuntimeError as error:
             raise CannotListen.at(wanted) from error
         await self._server.start()

@@ -179,7 +179,7 @@ class TargetSession:
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
         self._latest: Nodes | None = None  # of it; None: it has drawn, and has no rows
-        self._lengths = running.lengths
+        self._lengths = running.clocks.letters  # of each id
         self._most = running.description.context  # tokens
         self._check_room(len(opening.prompt), "the prompt")
 

@@ -184,11 +184,9 @@ class EagleEngine(Engine):
 
     follows = False
 
-    def __init__(
-        self, layer: StateLayer, max_length: int | None, budget: int | MemoryShare, chunk: int = CHUNK
-    ) -> None:
+    def __init__(self, layer: StateLayer, max_length: int | None, budget: int | MemoryShare) -> None:
         self._layer, model = layer, layer.model
-        self._begin(model, chunk)
+        self._begin(model, CHUNK)
         context, config = length_of(model, max_length), model.config
         heads, width = layer.heads
         self.hidden_size = layer.width
