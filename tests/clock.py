@@ -20,8 +20,7 @@ from crossdraft.types.statistics import Counts
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import STANDARD
 from tests.ports import assignment
-from tests.tables import DrafterLane, TargetLane, ToyDrafter, ToyTarget
-from tests.vocabularies import pair_of
+from tests.tables import DrafterLane, TargetLane, ToyDrafter, ToyTarget, pair_of
 
 GONE = OSError("gone")
 

@@ -24,12 +24,10 @@ from tests.clock import Stage
 from tests.conftest import FULL
 from tests.ports import MemoryDrafter, MemoryTarget, asking, assignment, services_of, toys
 from tests.session.test_resolution import models
-from tests.tables import ToyTarget, autoregressive_distribution
+from tests.tables import ToyTarget, autoregressive_distribution, pair_of
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, full
-from tests.verification.scheduling import Act, Overlapped, Schedule
 from tests.verification.test_overlapped_distributions import LENGTH, Runs
-from tests.verification.toys import EXACT, NESTED, SAME, TOYS, Toy
-from tests.vocabularies import pair_of
+from tests.verification.toys import EXACT, NESTED, SAME, TOYS, Act, Overlapped, Schedule, Toy
 
 PAIR = pair_of(("a", "b", "ab", "c"), ("a",), stops=(3,))
 

@@ -29,10 +29,8 @@ from tests.clock import GONE, Stage
 from tests.conftest import FULL
 from tests.ports import LETTERS, assignment, toys
 from tests.session import sessions
-from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
-from tests.verification.scheduling import InTurn
-from tests.verification.toys import drafter_of, row_of
-from tests.vocabularies import pair_of
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
+from tests.verification.toys import InTurn, drafter_of, row_of
 
 MOST_STEPS = 2000
 NAN = Row(np.array([0, 1]), np.array([np.nan, np.nan]))
@@ -111,18 +109,8 @@ class Interleaving:
 
     def _step(self, number: int) -> None:
         acts: tuple[Callable[[], None], ...] = (
-            *[self._say] * 12,
-            *[self._open] * 4,
-            self._expire,
-            self._expire,
-            self._old_timer,
-            self._repeat,
-            self._repeat,
-            self._lie,
-            self._strange,
-            self._lose,
-            self._lose_rarely,
-            self._cancel,
+            *(*[self._say] * 12, *[self._open] * 4, *[self._expire, self._repeat] * 2),
+            *(self._old_timer, self._lie, self._strange, self._lose, self._lose_rarely, self._cancel),
         )
         acts[number % len(acts)]()
 

@@ -26,9 +26,8 @@ from crossdraft.verification.walk import Emit, Ground, Refused, Walk
 from tests.clock import GONE, Stage, run_session
 from tests.ports import LETTERS, assignment, toys
 from tests.session import sessions
-from tests.tables import DrafterLane
-from tests.verification.scheduling import InTurn, Turns
-from tests.vocabularies import pair_of
+from tests.tables import DrafterLane, pair_of
+from tests.verification.toys import InTurn, Turns
 
 
 def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:

@@ -14,6 +14,7 @@ from crossdraft.types.messages import Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
+from crossdraft.verification import walk as walks
 from crossdraft.verification.chooser import Chooser, RandomChooser
 from crossdraft.verification.methods import (
     COUPLED,
@@ -28,23 +29,10 @@ from crossdraft.verification.methods import (
     Guess,
     Method,
 )
-from crossdraft.verification.walk import (
-    Emit,
-    Ground,
-    NeedDraftToken,
-    NeedRow,
-    Refused,
-    Walk,
-    WalkStep,
-    draw_residual,
-    next_draft_token,
-    target_row,
-)
 from tests.conftest import FULL
-from tests.tables import ToyDrafter, ToyTarget
+from tests.tables import ToyDrafter, ToyTarget, pair_of
 from tests.verification import toys
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, few_or_full, full
-from tests.vocabularies import pair_of
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
@@ -195,26 +183,26 @@ def test_a_broken_acceptance_rule_is_seen() -> None:
         assert toys.bias(toys.Setup(toys.SAME, method, 2, 2)) > 0.01
 
 
-def accept_with_p(ground: Ground) -> Walk:
+def accept_with_p(ground: walks.Ground) -> walks.Walk:
     return _broken(ground, lambda p, q: p, residual=True)
 
 
-def correct_from_p(ground: Ground) -> Walk:
+def correct_from_p(ground: walks.Ground) -> walks.Walk:
     return _broken(ground, lambda p, q: p / q, residual=False)
 
 
-def _broken(ground: Ground, acceptance: Callable[[float, float], float], *, residual: bool) -> Walk:
+def _broken(ground: walks.Ground, acceptance: Callable[[float, float], float], *, residual: bool) -> walks.Walk:
     """Rejection sampling with the wrong acceptance or the wrong correction."""
     offset = ground.offset
-    while (draft_token := (yield from next_draft_token())) is not None:
+    while (draft_token := (yield from walks.next_draft_token())) is not None:
         token, q = rejection.in_target_ids(ground.pair, draft_token)
-        row = yield from target_row(listed=q.ids, judging=True)
+        row = yield from walks.target_row(listed=q.ids, judging=True)
         if not ground.chooser.bernoulli(acceptance(row.probability(token), q.probability(token))):
-            token = yield from draw_residual(ground.chooser, row, q if residual else None)
-            yield Emit(token, Kind.CORRECTED)
-            yield Refused(offset)
+            token = yield from walks.draw_residual(ground.chooser, row, q if residual else None)
+            yield walks.Emit(token, Kind.CORRECTED)
+            yield walks.Refused(offset)
             return
-        yield Emit(token, Kind.ACCEPTED)
+        yield walks.Emit(token, Kind.ACCEPTED)
         offset += len(ground.pair.target.letters[token])
     yield from rejection.walk(replace(ground, offset=offset))
 
@@ -294,15 +282,15 @@ def test_a_tree_saves_passes(method: Method) -> None:
 def test_trees_whose_further_draws_are_wrong(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
     """The enumeration notices draws from another distribution, and draws that are dropped."""
 
-    def likeliest(_: Chooser) -> Walk:
-        while (row := (yield NeedRow(known=True))) is not None:
-            yield Emit(int(row.ids[row.probabilities.argmax()]), Kind.BONUS)
+    def likeliest(_: Chooser) -> walks.Walk:
+        while (row := (yield walks.NeedRow(known=True))) is not None:
+            yield walks.Emit(int(row.ids[row.probabilities.argmax()]), Kind.BONUS)
 
-    def choosy(chooser: Chooser) -> Walk:
+    def choosy(chooser: Chooser) -> walks.Walk:
         """Drops its draw of the first token, and leaves the place to the next round."""
-        row = yield NeedRow(known=True)
-        if isinstance(row, Row) and (token := (yield from draw_residual(chooser, row, None))):
-            yield Emit(token, Kind.BONUS)
+        row = yield walks.NeedRow(known=True)
+        if isinstance(row, Row) and (token := (yield from walks.draw_residual(chooser, row, None))):
+            yield walks.Emit(token, Kind.BONUS)
 
     for broken in (likeliest, choosy):
         for module in (rejection, coupling):
@@ -317,13 +305,15 @@ WHOLE = Row(toys.as_ids(0), np.ones(1))
 
 @pytest.mark.parametrize("walk", [rejection.walk, coupling.walk])
 @pytest.mark.parametrize("draft_token", [DraftToken(0, Row.certain(0)), None], ids=["refused", "none"])
-def test_the_whole_row_is_drawn_from(walk: Callable[[Ground], Walk], draft_token: DraftToken | None) -> None:
-    walking = walk(Ground(PAIR, RandomChooser(np.random.default_rng(0))))
-    step: WalkStep = next(walking)
-    while not isinstance(step, Emit | Refused):
+def test_the_whole_row_is_drawn_from(
+    walk: Callable[[walks.Ground], walks.Walk], draft_token: DraftToken | None
+) -> None:
+    walking = walk(walks.Ground(PAIR, RandomChooser(np.random.default_rng(0))))
+    step: walks.WalkStep = next(walking)
+    while not isinstance(step, walks.Emit | walks.Refused):
         match step:
-            case NeedDraftToken():
+            case walks.NeedDraftToken():
                 step = walking.send(draft_token)
-            case NeedRow():
+            case walks.NeedRow():
                 step = walking.send(WHOLE if step.whole else HEAD)
-    assert step == Emit(0, Kind.BONUS if draft_token is None else Kind.CORRECTED)
+    assert step == walks.Emit(0, Kind.BONUS if draft_token is None else Kind.CORRECTED)
