@@ -30,11 +30,9 @@ DIED = failover.Lost("it died")
 
 
 def backend(
-    orchestrators: Scripted,
-    metrics: failover.LossMetrics | None = None,
-    search_seconds: float = failover.SEARCH_SECONDS,
+    orchestrators: Scripted, metrics: failover.LossMetrics | None = None, **more: float
 ) -> failover.ClusterBackend:
-    return failover.ClusterBackend({"small": orchestrators}, metrics, now, search_seconds)
+    return failover.ClusterBackend({"small": orchestrators}, metrics, now, **more)
 
 
 async def taken(orchestrators: Scripted, generation: GenerationRequest = REQUEST.generation) -> list[object]:
@@ -185,7 +183,7 @@ async def test_an_output_under_way_waits_while_the_next_orchestrator_is_full(ful
         said = failover.Refusal  # only an orchestrator has targets
     registry = CollectorRegistry()
     one = Scripted([BEGAN, tokens(1), DIED], *[[said(full)]] * 1500, [BEGAN, tokens(2), ENDED])
-    outputs = backend(one, failover.LossMetrics(registry), 600.0)
+    outputs = backend(one, failover.LossMetrics(registry), search_seconds=600.0)
     made = [item async for item in outputs.stream(REQUEST)]
     assert made[:2] == [tokens(1), tokens(2)]
     assert registry.get_sample_value("crossdraft_orchestrators_lost_total", {"model_name": "small"}) == 1

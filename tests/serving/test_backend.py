@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock, Mock, call
 
 import grpc
@@ -188,9 +189,18 @@ def port_of(server: Server) -> int:
 
 
 @asynccontextmanager
-async def health(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield health_pb2_grpc.HealthStub(channel)
+async def fronts(outputs: Any) -> AsyncIterator[tuple[Front, health_pb2_grpc.HealthStub, Any]]:
+    """Both, of which gRPC's has a stub of its health and a call that watches the service; for a minute."""
+    async with (
+        asyncio.timeout(60),
+        front(outputs) as served,
+        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        yield served, stub, watch
+        watch.cancel()
 
 
 async def becomes(served: Front, status: int) -> str:
@@ -205,15 +215,8 @@ async def test_targets_that_go_and_come_back() -> None:
     first, second = target(), target()
     await first.start()
     await second.start()
-    addresses = (first.address, second.address)
-    async with (
-        backends.LocalBackend(backends.LocalModel("demo", addresses)) as outputs,
-        front(outputs) as served,
-        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
-        health(server.address) as stub,
-        asyncio.timeout(60),
-    ):
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+    model = backends.LocalModel("demo", (first.address, second.address))
+    async with backends.LocalBackend(model) as outputs, fronts(outputs) as (served, stub, watch):
         assert (await watch.read()).status == STATUS.SERVING
         assert await becomes(served, 200) == '{"status":"ready","models":["demo"]}'
         await first.drain()
@@ -227,7 +230,6 @@ async def test_targets_that_go_and_come_back() -> None:
         async with target(port_of(second)):
             assert (await watch.read()).status == STATUS.SERVING
             await becomes(served, 200)
-        watch.cancel()
 
 
 async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() -> None:
@@ -286,16 +288,9 @@ async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_
 
 async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
     outputs = FakeBackend(served=())
-    async with (
-        front(outputs) as served,
-        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
-        health(server.address) as stub,
-        asyncio.timeout(60),
-    ):
+    async with fronts(outputs) as (served, _, watch):
         assert "no model can be served yet" in await becomes(served, 503)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == STATUS.NOT_SERVING
         outputs.served = (TOY, replace(TOY, name="gone", there=False))
         assert (await watch.read()).status == STATUS.SERVING
         assert await becomes(served, 200) == '{"status":"ready","models":["toy"]}'
-        watch.cancel()
