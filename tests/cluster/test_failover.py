@@ -12,16 +12,10 @@ from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingO
 from crossdraft.cluster import failover
 from crossdraft.rpc.errors import Full, Replaced, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
-from crossdraft.serving.backend import (
-    OutputRequest,
-    OverloadedError,
-    ServedModel,
-    UnknownDrafterError,
-    UnknownModelError,
-)
+from crossdraft.serving.backend import OutputRequest, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.types.output import PromptToken
 from crossdraft.types.request import PromptTooLongError
-from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, nothing, tokens
+from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, tokens
 from tests.rpc.clock import now, simulated
 from tests.serving.fakes import figures
 
@@ -207,20 +201,9 @@ async def test_leaving_early_releases_the_orchestrator() -> None:
     assert one.closed == 1
 
 
-class Answering(Scripted):
-    """Its `models` answers with what is set: nothing for ever, an error, or models."""
-
-    answer: Exception | tuple[ServedModel, ...] | None = (SMALL,)
-
-    async def models(self) -> tuple[ServedModel, ...]:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return await nothing() if self.answer is None else self.answer
-
-
 @simulated
 async def test_which_models_are_served() -> None:
-    one = Answering([BEGAN, tokens(1), None])
+    one = Scripted([BEGAN, tokens(1), None])
     outputs = backend(one)
     with pytest.raises(UnknownModelError, match="there is no model 'large'; there is small"):
         await anext(outputs.stream(OutputRequest("one", "large", REQUEST.generation)))

@@ -167,12 +167,7 @@ def lost_after(steps: int) -> Callable[[Schedule, Stage], None]:
 
 
 @pytest.mark.parametrize(
-    ("method", "exact"),
-    [
-        pytest.param(SLEM, True, id="slem"),
-        pytest.param(TLI, True, id="tli"),
-        pytest.param(COUPLED, False, id="coupled"),
-    ],
+    ("method", "exact"), [(SLEM, True), (TLI, True), (COUPLED, False)], ids=["slem", "tli", "coupled"]
 )
 def test_a_moment_at_which_a_session_is_lost(method: Method, exact: bool) -> None:
     """`coupled` decides a token letter by letter: one that takes longer is more often lost, and drawn anew."""
