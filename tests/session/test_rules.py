@@ -108,10 +108,8 @@ class Interleaving:
             stage.expire(min(stage.timers, key=lambda timer: stage.timers[timer].seconds))
 
     def _step(self, number: int) -> None:
-        acts: tuple[Callable[[], None], ...] = (
-            *(*[self._say] * 12, *[self._open] * 4, *[self._expire, self._repeat] * 2),
-            *(self._old_timer, self._lie, self._strange, self._lose, self._lose_rarely, self._cancel),
-        )
+        often = [self._say] * 12 + [self._open] * 4 + [self._expire] * 2 + [self._old_timer] + [self._repeat] * 2
+        acts = (*often, self._lie, self._strange, self._lose, self._lose_rarely, self._cancel)
         acts[number % len(acts)]()
 
     def _pick(self, things: list[events.Lane]) -> events.Lane | None:
