@@ -31,18 +31,27 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 TOGETHER = ("tests/cluster/", "tests/cli/")  # folders whose tests share processes that take long to start
 LONGEST = (  # then the others, those with most tests first
-    *(
-        "tests/soak/test_soak.py",
-        *TOGETHER,
-        "tests/endtoend/test_tensor_parallel.py",
-        "tests/endtoend/test_failures.py",
-    ),
-    *("tests/endtoend/test_grammar.py", "tests/engine/test_compilation.py", "tests/drafter/test_branches.py"),
-    *("tests/serving/page/test_page.py", "tests/deploy/test_gpu.py", "tests/endtoend/test_greedy.py"),
-    *("tests/endtoend/test_distribution.py", "tests/endtoend/test_seeded.py", "tests/serving/test_stack.py"),
-    *("tests/engine/test_architectures.py", "tests/audit/test_statistics.py", "tests/serving/http/test_schema.py"),
-    *("tests/speculation/test_controller.py", "tests/target/test_runs.py", "tests/session/test_rules.py"),
-    *("tests/engine/test_runner.py", "tests/rpc/test_link_faults.py"),
+    "tests/soak/test_soak.py",
+    *TOGETHER,
+    "tests/endtoend/test_tensor_parallel.py",
+    "tests/endtoend/test_failures.py",
+    "tests/endtoend/test_grammar.py",
+    "tests/engine/test_compilation.py",
+    "tests/drafter/test_branches.py",
+    "tests/serving/page/test_page.py",
+    "tests/deploy/test_gpu.py",
+    "tests/endtoend/test_greedy.py",
+    "tests/endtoend/test_distribution.py",
+    "tests/endtoend/test_seeded.py",
+    "tests/serving/test_stack.py",
+    "tests/engine/test_architectures.py",
+    "tests/audit/test_statistics.py",
+    "tests/serving/http/test_schema.py",
+    "tests/speculation/test_controller.py",
+    "tests/target/test_runs.py",
+    "tests/session/test_rules.py",
+    "tests/engine/test_runner.py",
+    "tests/rpc/test_link_faults.py",
 )
 ON_UVLOOP = ("tests/client/", "tests/rpc/", "tests/drafter/", "tests/target/")  # as in servers
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
