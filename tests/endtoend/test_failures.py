@@ -12,8 +12,19 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from crossdraft import client
 from crossdraft.cli.processes import Running, Wanted, patience, running
+from crossdraft.client import (
+    Generation,
+    GenerationRequest,
+    Grammar,
+    Kind,
+    Overlap,
+    Pipeline,
+    Reason,
+    SamplingOptions,
+    Statistics,
+    connect,
+)
 from crossdraft.drafter.service import ServeDrafter, drafter_server
 from crossdraft.engine import engine
 from crossdraft.engine.kv_cache import KVCache
@@ -35,12 +46,12 @@ SECONDS = 120.0
 PACE = "30,0"  # of a target: what is killed is in the middle of it
 
 
-TEXTS = client.Grammar.json({"type": "array", "items": {"type": "string"}, "minItems": TOKENS})
+TEXTS = Grammar.json({"type": "array", "items": {"type": "string"}, "minItems": TOKENS})
 
 
-def request(overlap: client.Overlap, grammar: client.Grammar | None = None) -> client.GenerationRequest:
-    text, options = PROMPTS[3], client.SamplingOptions(grammar=grammar)
-    return client.GenerationRequest(
+def request(overlap: Overlap, grammar: Grammar | None = None) -> GenerationRequest:
+    text, options = PROMPTS[3], SamplingOptions(grammar=grammar)
+    return GenerationRequest(
         text, method="seeded", max_tokens=TOKENS, seed=11, ignore_eos=True, overlap=overlap, options=options
     )
 
@@ -52,13 +63,13 @@ async def target() -> AsyncIterator[TargetServer]:
         yield server
 
 
-async def undisturbed(pipeline: client.Pipeline, grammar: client.Grammar | None = None) -> str:
-    return (await ended(pipeline.run(request(client.Overlap.OFF, grammar)))).text
+async def undisturbed(pipeline: Pipeline, grammar: Grammar | None = None) -> str:
+    return (await ended(pipeline.run(request(Overlap.OFF, grammar)))).text
 
 
 async def disturbed(
-    generation: client.Generation, victim: Running, drafted: bool = True, begun: asyncio.Barrier | None = None
-) -> client.Statistics:
+    generation: Generation, victim: Running, drafted: bool = True, begun: asyncio.Barrier | None = None
+) -> Statistics:
     """Its figures; a service is killed when some tokens are there, of draft tokens unless `drafted`, and not before
     all others that wait for `begun` have one."""
     count, killed = 0, False
@@ -67,23 +78,23 @@ async def disturbed(
             count += 1
             if count == 1 and begun is not None:
                 await begun.wait()
-            drafted = drafted or token.kind is not client.Kind.BONUS
+            drafted = drafted or token.kind is not Kind.BONUS
             if count >= BEFORE and drafted and not killed:
                 with suppress(ProcessLookupError):
                     os.kill(victim.process_id, signal.SIGKILL)
                 killed = True
-    assert (killed, count, generation.reason) == (True, TOKENS, client.Reason.LENGTH)
+    assert (killed, count, generation.reason) == (True, TOKENS, Reason.LENGTH)
     assert generation.statistics is not None
     return generation.statistics
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("drafter_first")
-@pytest.mark.parametrize("overlap", [client.Overlap.ON, client.Overlap.OFF])
-async def test_drafters_that_are_killed_one_after_the_other(target: TargetServer, overlap: client.Overlap) -> None:
+@pytest.mark.parametrize("overlap", [Overlap.ON, Overlap.OFF])
+async def test_drafters_that_are_killed_one_after_the_other(target: TargetServer, overlap: Overlap) -> None:
     async with (
         running([Copying()] * 2) as drafters,
-        client.connect(target.address, [one.address for one in drafters], needs_drafter=True) as pipeline,
+        connect(target.address, [one.address for one in drafters], needs_drafter=True) as pipeline,
     ):
         wanted = await undisturbed(pipeline)
         for drafter in drafters:
@@ -102,16 +113,12 @@ async def test_a_target_that_is_killed_is_replaced_by_another_and_then_a_drafter
     async with (
         running(started) as (victim, eagle),
         await drafter_server(ServeDrafter(model("drafter-a"), AT_ONCE)) as drafter,
-        client.connect([victim.address, target.address], drafter.address, needs_drafter=True) as pipeline,
-        client.connect([victim.address, target.address], eagle.address, needs_drafter=True) as of_states,
+        connect([victim.address, target.address], drafter.address, needs_drafter=True) as pipeline,
+        connect([victim.address, target.address], eagle.address, needs_drafter=True) as of_states,
     ):
         wanted = [await undisturbed(pipeline), await undisturbed(pipeline, TEXTS), await undisturbed(of_states)]
         assert wanted[1].lstrip().startswith("[")
-        asked = (
-            (pipeline, client.Overlap.ON, None),
-            (pipeline, client.Overlap.ON, TEXTS),
-            (of_states, client.Overlap.OFF, None),
-        )
+        asked = (pipeline, Overlap.ON, None), (pipeline, Overlap.ON, TEXTS), (of_states, Overlap.OFF, None)
         # Of each kind one on each target.
         generations = [by.run(request(overlap, grammar)) for by, overlap, grammar in asked for _ in range(2)]
         begun = asyncio.Barrier(len(generations))
@@ -121,7 +128,7 @@ async def test_a_target_that_is_killed_is_replaced_by_another_and_then_a_drafter
             assert sorted(figure.targets_lost for figure in pair) == [0, 1]
         assert [figure.drafters_lost for figure in figures[:4]] == [0] * 4
         assert sum(figure.tokens for figure in figures[4:]) > 1.5 * sum(figure.passes for figure in figures[4:])
-        generation = of_states.run(request(client.Overlap.OFF))
+        generation = of_states.run(request(Overlap.OFF))
         await disturbed(generation, eagle)
         assert generation.text == wanted[2]
 
@@ -134,15 +141,15 @@ async def test_services_of_this_process_that_end_in_the_middle(port: int | None)
     paced = ServeTarget(model(TARGET, Emulation(Pace(15, 0))), listening)
     async with (
         serving(paced, ServeDrafter(model("drafter-a"), listening)) as servers,
-        client.connect(*(server.address for server in servers.values()), Patience(target_seconds=0.1)) as pipeline,
+        connect(*(server.address for server in servers.values()), Patience(target_seconds=0.1)) as pipeline,
     ):
         await pipeline.drafter_known()
         assert all((server.address == server.here) == (port is None) for server in servers.values())
         wanted = await undisturbed(pipeline)
 
-        async def without(role: str) -> client.Generation:
+        async def without(role: str) -> Generation:
             """An output that loses its service after some tokens."""
-            generation, left = pipeline.run(request(client.Overlap.ON)), False
+            generation, left = pipeline.run(request(Overlap.ON)), False
             async for _ in generation:
                 if len(generation.ids) >= BEFORE and not left:
                     left = True
@@ -178,7 +185,7 @@ async def test_models_of_this_process_are_waited_for_however_long_their_vocabula
     here = Listening(port=None, grace_seconds=0)
     async with serving(ServeTarget(model("drafter-b"), here), ServeDrafter(model("drafter-a"), here)) as servers:
         addresses = [server.here for server in servers.values()]
-        async with client.connect(*addresses, patience(describe_seconds=1e-6), needs_drafter=True) as pipeline:
+        async with connect(*addresses, patience(describe_seconds=1e-6), needs_drafter=True) as pipeline:
             assert pipeline.models.drafter is not None
 
 
