@@ -10,23 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from crossdraft.session.events import (
-    Close,
-    Command,
-    Emitted,
-    Event,
-    Expired,
-    Finished,
-    Lane,
-    Lost,
-    Open,
-    Ready,
-    Replied,
-    Request,
-    Send,
-    SetTimer,
-    Timer,
-)
+from crossdraft.session import events
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
 from crossdraft.text.letters import NOTHING, Letters
@@ -36,8 +20,7 @@ from crossdraft.types.statistics import Counts
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import STANDARD
 from tests.ports import assignment
-from tests.tables import DrafterLane, TargetLane, ToyDrafter, ToyTarget
-from tests.vocabularies import pair_of
+from tests.tables import DrafterLane, TargetLane, ToyDrafter, ToyTarget, pair_of
 
 GONE = OSError("gone")
 
@@ -57,12 +40,12 @@ class Stage:
     ) -> None:
         self.session = session
         self.now = 0.0  # seconds
-        self.out: list[Emitted | Finished] = []
-        self.opening: dict[Lane, bool] = {}  # whether it is a target's
-        self.targets: dict[Lane, TargetLane] = {}
-        self.drafters: dict[Lane, DrafterLane] = {}
-        self.timers: dict[Timer, SetTimer] = {}
-        self.requests: list[Request] = []  # that were sent
+        self.out: list[events.Emitted | events.Finished] = []
+        self.opening: dict[events.Lane, bool] = {}  # whether it is a target's
+        self.targets: dict[events.Lane, TargetLane] = {}
+        self.drafters: dict[events.Lane, DrafterLane] = {}
+        self.timers: dict[events.Timer, events.SetTimer] = {}
+        self.requests: list[events.Request] = []  # that were sent
         self._target, self._drafter, self._rows = target, drafter, rows
         self._committed = committed
 
@@ -73,7 +56,7 @@ class Stage:
     def start(self) -> None:
         self.carry_out(self.session.start(self.now))
 
-    def tell(self, event: Event, after: float | None = None) -> list[Command]:
+    def tell(self, event: events.Event, after: float | None = None) -> list[events.Command]:
         """An event happens, so many seconds later."""
         self.now += self.pause if after is None else after
         commands = self.session.handle(event, self.now)
@@ -81,36 +64,36 @@ class Stage:
         return commands
 
     @property
-    def finished(self) -> Finished | None:
-        return self.out[-1] if self.out and isinstance(self.out[-1], Finished) else None
+    def finished(self) -> events.Finished | None:
+        return self.out[-1] if self.out and isinstance(self.out[-1], events.Finished) else None
 
     @property
-    def emitted(self) -> list[Emitted]:
-        return [one for one in self.out if isinstance(one, Emitted)]
+    def emitted(self) -> list[events.Emitted]:
+        return [one for one in self.out if isinstance(one, events.Emitted)]
 
     @property
     def text(self) -> Letters:
         """The output so far, with what was committed before."""
         return Letters(self._committed[1] + "".join(one.letters for one in self.emitted))
 
-    def carry_out(self, commands: list[Command]) -> None:
+    def carry_out(self, commands: list[events.Command]) -> None:
         for command in commands:
             assert self.finished is None, "a command after the end"
             match command:
-                case Open(lane, request):
+                case events.Open(lane, request):
                     self.opening[lane] = isinstance(request, OpenTarget)
-                case Send(lane, request):
+                case events.Send(lane, request):
                     self.send(lane, request)
-                case Close(lane):
+                case events.Close(lane):
                     self.opening.pop(lane, None)
                     del self.drafters[lane]
-                case SetTimer(timer):
+                case events.SetTimer(timer):
                     self.timers[timer] = command
-                case Emitted() | Finished():
-                    assert isinstance(command, Finished) or command.offset == len(self.text)
+                case events.Emitted() | events.Finished():
+                    assert isinstance(command, events.Finished) or command.offset == len(self.text)
                     self.out.append(command)
 
-    def send(self, lane: Lane, request: Request) -> None:
+    def send(self, lane: events.Lane, request: events.Request) -> None:
         self.requests.append(request)
         (self.targets.get(lane) or self.drafters[lane]).take(request)
         if isinstance(request, Draft):
@@ -118,29 +101,29 @@ class Stage:
         if isinstance(request, Pass):
             assert self.targets[lane].told == (*self._committed[0], *(one.token for one in self.emitted))
 
-    def open(self, lane: Lane) -> None:
+    def open(self, lane: events.Lane) -> None:
         if self.opening.pop(lane):
             self.targets[lane] = TargetLane(self._target.reopened())
         else:
             self.drafters[lane] = DrafterLane(self._drafter(), self._rows)
-        self.tell(Ready(lane))
+        self.tell(events.Ready(lane))
 
-    def reply(self, lane: Lane, seconds: float = 0.0) -> list[Command]:
+    def reply(self, lane: events.Lane, seconds: float = 0.0) -> list[events.Command]:
         """The next thing that a lane owes, which took its model so long."""
         reply = (self.targets.get(lane) or self.drafters[lane]).reply()
-        return self.tell(Replied(lane, replace(reply, seconds=seconds) if seconds else reply))
+        return self.tell(events.Replied(lane, replace(reply, seconds=seconds) if seconds else reply))
 
-    def lose(self, lane: Lane, elsewhere: bool = True) -> None:
+    def lose(self, lane: events.Lane, elsewhere: bool = True) -> None:
         for known in (self.opening, self.targets, self.drafters):
             known.pop(lane, None)
-        self.tell(Lost(lane, GONE, elsewhere))
+        self.tell(events.Lost(lane, GONE, elsewhere))
 
-    def expire(self, timer: Timer) -> None:
+    def expire(self, timer: events.Timer) -> None:
         known = self.timers.pop(timer)
-        self.tell(Expired(timer, known.number), known.seconds)
+        self.tell(events.Expired(timer, known.number), known.seconds)
 
     @property
-    def owing(self) -> list[Lane]:
+    def owing(self) -> list[events.Lane]:
         """Lanes that have something to say, in the order of their opening."""
         return [lane for lane, known in {**self.targets, **self.drafters}.items() if known.owes]
 
@@ -244,7 +227,7 @@ class Run(Stage):
         self.world = world
         self.replies = self.advances = 0
         self._drafts = False  # the drafter is at a step
-        self._busy: set[Lane] = set()  # targets that are at work
+        self._busy: set[events.Lane] = set()  # targets that are at work
         self._worked = 0.0  # seconds, of all targets
         self._later: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
@@ -259,16 +242,16 @@ class Run(Stage):
     def _after(self, seconds: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._later, (self.now + seconds, next(self._order), action))
 
-    def carry_out(self, commands: list[Command]) -> None:
+    def carry_out(self, commands: list[events.Command]) -> None:
         super().carry_out(commands)
         for command in commands:
             match command:
-                case Open(lane):
+                case events.Open(lane):
                     self._after(0.0, partial(self.open, lane))
-                case SetTimer(timer, number, seconds) if timer is not Timer.DRAFTER:
-                    self._after(seconds, partial(self.tell, Expired(timer, number)))
+                case events.SetTimer(timer, number, seconds) if timer is not events.Timer.DRAFTER:
+                    self._after(seconds, partial(self.tell, events.Expired(timer, number)))
 
-    def send(self, lane: Lane, request: Request) -> None:
+    def send(self, lane: events.Lane, request: events.Request) -> None:
         if lane not in self.targets:
             self._after(self.world.round_trip / 2, partial(self._told, lane, request))
             return
@@ -276,7 +259,7 @@ class Run(Stage):
         if lane not in self._busy:
             self._serve(lane)
 
-    def _serve(self, lane: Lane) -> None:
+    def _serve(self, lane: events.Lane) -> None:
         """The target works on what it was asked first."""
         if not self.targets[lane].owes:
             self._busy.discard(lane)
@@ -288,18 +271,18 @@ class Run(Stage):
         self._worked += seconds
         self._after(seconds, partial(self._served, lane, seconds))
 
-    def _served(self, lane: Lane, seconds: float) -> None:
+    def _served(self, lane: events.Lane, seconds: float) -> None:
         self.reply(lane, seconds)
         self._serve(lane)
 
-    def _told(self, lane: Lane, request: Request) -> None:
+    def _told(self, lane: events.Lane, request: events.Request) -> None:
         """A request reaches the drafter, which drops what it was drafting if the epoch is another."""
         super().send(lane, request)
         self.advances += isinstance(request, Advance)
         if isinstance(request, Draft) or not self._drafts:
             self._draft(lane, 0)
 
-    def _draft(self, lane: Lane, made: int, epoch: int = 0) -> None:
+    def _draft(self, lane: events.Lane, made: int, epoch: int = 0) -> None:
         """A step of the drafter is over; a reply leaves when all of it is drafted."""
         known = self.drafters[lane]
         assert known.draft is not None
@@ -308,7 +291,7 @@ class Run(Stage):
         if known.owes and made >= known.size - len(known.again):
             reply = replace(known.reply(), seconds=made * self.world.token)
             self.replies, made = self.replies + 1, 0
-            self._after(self.world.round_trip / 2, partial(self.tell, Replied(lane, reply)))
+            self._after(self.world.round_trip / 2, partial(self.tell, events.Replied(lane, reply)))
         self._drafts = known.owes
         if self._drafts:
             self._after(self.world.token, partial(self._draft, lane, made + 1, known.draft.epoch))

@@ -48,7 +48,7 @@ LONGEST = (  # then the others, those with most tests first
     "tests/audit/test_statistics.py",
     "tests/serving/http/test_schema.py",
     "tests/speculation/test_controller.py",
-    "tests/target/test_many_sessions.py",
+    "tests/target/test_runs.py",
     "tests/session/test_rules.py",
     "tests/engine/test_runner.py",
     "tests/rpc/test_link_faults.py",

@@ -21,8 +21,7 @@ from crossdraft.types.messages import FetchRow, NoiseKey, OpenDrafter, OpenTarge
 from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLEM, Method
-from tests.tables import DrafterLane, ToyDrafter, ToyTarget, open_drafter
-from tests.vocabularies import greedy_tokens, pair_of
+from tests.tables import DrafterLane, ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of
 
 LETTERS = ("a", "b", "ab")
 NEVER = 10**9

@@ -1,6 +1,6 @@
-"""Table-driven models: distributions that are pure functions of their context, over a handful of tokens, and the
-sessions of services that have them: what they were asked for, and the next thing that they have to say.
-"""
+"""Toys: vocabularies of a handful of tokens, a tokenizer over them; table-driven models, whose distributions are pure
+functions of their context; and the sessions of services that have them: what they were asked for, and what they say
+next. Vocabularies are immutable and cached: enumerations make the same ones for each of their branches."""
 
 import copy
 import hashlib
@@ -12,24 +12,10 @@ from zlib import crc32
 import numpy as np
 
 from crossdraft.session.events import Reply, Request
-from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.types.messages import (
-    Advance,
-    Branch,
-    Draft,
-    Drafted,
-    FetchRow,
-    HiddenStates,
-    OpenDrafter,
-    Pass,
-    PassDone,
-    RowFetched,
-    RunTo,
-    Sample,
-    SamplingOptions,
-    Score,
-    Scored,
-)
+from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, Side
+from crossdraft.text.pairs import Pair
+from crossdraft.text.vocabulary import Vocabulary
+from crossdraft.types import messages
 from crossdraft.types.rows import DraftToken, Ids, Row, Whose
 from crossdraft.verification.chooser import Chooser
 
@@ -54,7 +40,7 @@ def tempered(distribution: np.ndarray, temperature: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-class LateSample(Sample):
+class LateSample(messages.Sample):
     """A sample whose token is drawn when somebody looks at it."""
 
     def __init__(self, draw: Callable[[], int]) -> None:
@@ -102,7 +88,7 @@ class ToyTarget:
         distribution = pseudo_distribution(self.salt, path, self.size)
         return tempered(distribution, self.temperature)
 
-    def run(self, sent: Pass) -> PassDone:
+    def run(self, sent: messages.Pass) -> messages.PassDone:
         self._committed += sent.committed
         self._latest = [self._committed + path for path in sent.tree.paths()]
         answered = [self._latest[node] for node in sent.answered]
@@ -113,22 +99,22 @@ class ToyTarget:
             for path, ids in zip(answered, listed, strict=True)
         ]
         states = bytes(crc32(repr(path).encode()) & 1 for path in answered)
-        hidden = HiddenStates(tuple(sent.answered), states) if self.states else HiddenStates()
-        return PassDone(sent.number, tuple(nodes), 0.0, hidden=hidden)
+        hidden = messages.HiddenStates(tuple(sent.answered), states) if self.states else messages.HiddenStates()
+        return messages.PassDone(sent.number, tuple(nodes), 0.0, hidden=hidden)
 
-    def draw(self, drawn: tuple[int, ...], number: int) -> PassDone:
+    def draw(self, drawn: tuple[int, ...], number: int) -> messages.PassDone:
         """The next token of a run."""
-        return PassDone(number, (self._sample((*self._committed, *drawn)),), 0.0)
+        return messages.PassDone(number, (self._sample((*self._committed, *drawn)),), 0.0)
 
-    def fetch(self, wanted: FetchRow) -> RowFetched:
+    def fetch(self, wanted: messages.FetchRow) -> messages.RowFetched:
         listed = np.arange(self.size) if wanted.listed is None else wanted.listed
-        return RowFetched(wanted.number, wanted.node, self._row(self._latest[wanted.node], listed))
+        return messages.RowFetched(wanted.number, wanted.node, self._row(self._latest[wanted.node], listed))
 
     def _row(self, path: tuple[int, ...], listed: Ids) -> Row:
         distribution = np.asarray(self.distribution(path), dtype=np.float64)
         return _cut_row(distribution.tobytes(), self.head, tuple(listed.tolist()))
 
-    def _sample(self, path: tuple[int, ...]) -> Sample:
+    def _sample(self, path: tuple[int, ...]) -> messages.Sample:
         """The same draw whenever the same path is asked for; drawn when it is looked at, to enumerate no more."""
 
         def draw() -> int:
@@ -170,11 +156,11 @@ class ToyDrafter:
         salt = f"{self.salt}{self.told or ''}"
         return _toy_row(salt, text, len(self.letters), allowed, self.temperature)
 
-    def score(self, wanted: Score) -> Scored:
+    def score(self, wanted: messages.Score) -> messages.Scored:
         """By enumeration of its own distribution."""
         begin = Letters(self.text[: wanted.offset])
         found = [self._starts(begin, string, wanted.tokens) for string in wanted.strings]
-        return Scored(wanted.epoch, np.array(found, dtype=np.float64), 0.0)
+        return messages.Scored(wanted.epoch, np.array(found, dtype=np.float64), 0.0)
 
     def _starts(self, text: Letters, string: str, tokens: int) -> float:
         """The probability that the next `tokens` draft tokens after `text` start with the string."""
@@ -237,12 +223,12 @@ def autoregressive_distribution(target: ToyTarget, stops: frozenset[int], length
     return finished | open_paths
 
 
-SAMPLING = SamplingOptions()
+SAMPLING = messages.SamplingOptions()
 
 
-def open_drafter(prompt: Letters, allowed: Ids | None) -> OpenDrafter:
+def open_drafter(prompt: Letters, allowed: Ids | None) -> messages.OpenDrafter:
     """The opening of a toy drafter."""
-    return OpenDrafter(prompt, SAMPLING, None, 64, allowed)
+    return messages.OpenDrafter(prompt, SAMPLING, None, 64, allowed)
 
 
 @dataclass
@@ -250,19 +236,19 @@ class TargetLane:
     """A toy target's session: requests are answered in order, a run token by token."""
 
     toy: ToyTarget
-    asked: list[Pass | FetchRow] = field(default_factory=list)
+    asked: list[messages.Pass | messages.FetchRow] = field(default_factory=list)
     told: tuple[int, ...] = ()  # ids of output
     drawn: tuple[int, ...] = ()  # in the run that is under way
     most: int | None = None  # tokens of that run, if it was told so since
 
     def take(self, request: Request) -> None:
-        if isinstance(request, RunTo):
-            assert any(isinstance(one, Pass) and one.number == request.number for one in self.asked)
+        if isinstance(request, messages.RunTo):
+            assert any(isinstance(one, messages.Pass) and one.number == request.number for one in self.asked)
             self.most = request.tokens
             return
-        assert isinstance(request, Pass | FetchRow), request
+        assert isinstance(request, messages.Pass | messages.FetchRow), request
         self.asked.append(request)
-        self.told += request.committed if isinstance(request, Pass) else ()
+        self.told += request.committed if isinstance(request, messages.Pass) else ()
 
     @property
     def owes(self) -> bool:
@@ -270,17 +256,17 @@ class TargetLane:
 
     def reply(self) -> Reply:
         request = self.asked[0]
-        if isinstance(request, Pass) and request.run > 1:
+        if isinstance(request, messages.Pass) and request.run > 1:
             return self._draw(request)
         self.asked.pop(0)
-        return self.toy.run(request) if isinstance(request, Pass) else self.toy.fetch(request)
+        return self.toy.run(request) if isinstance(request, messages.Pass) else self.toy.fetch(request)
 
-    def _draw(self, request: Pass) -> PassDone:
+    def _draw(self, request: messages.Pass) -> messages.PassDone:
         assert request.draws
         assert not request.tree.tokens
         done = self.toy.draw(self.drawn, request.number) if self.drawn else self.toy.run(request)
         (sample,) = done.nodes
-        assert isinstance(sample, Sample)
+        assert isinstance(sample, messages.Sample)
         first = len(self.drawn)
         self.drawn = (*self.drawn, sample.token)
         more = len(self.drawn) < (request.run if self.most is None else self.most)
@@ -304,30 +290,30 @@ class DrafterLane:
 
     toy: ToyDrafter
     rows: bool  # draft tokens carry them, those of an adopted branch too
-    draft: Draft | None = None
+    draft: messages.Draft | None = None
     begin: Letters = NOTHING  # of the epoch: what it takes for the output
     wanted: int = 0
     sent: int = 0
-    scores: list[Score] = field(default_factory=list)
+    scores: list[messages.Score] = field(default_factory=list)
     prepared: dict[int, Prepared] = field(default_factory=dict)  # the latest epoch's branches
     branches: int = 0  # of all epochs
     again: list[DraftToken] = field(default_factory=list)  # of an adopted branch, with rows
 
     def take(self, request: Request) -> None:
         match request:
-            case Draft():
+            case messages.Draft():
                 self._begin(request)
-            case Advance(epoch, count):
+            case messages.Advance(epoch, count):
                 assert self.draft is not None
                 assert epoch == self.draft.epoch
                 assert count > self.wanted or not count
                 self.wanted = count
-            case Score():
+            case messages.Score():
                 self.scores.append(request)
             case _:
                 raise AssertionError(request)
 
-    def _begin(self, draft: Draft) -> None:
+    def _begin(self, draft: messages.Draft) -> None:
         assert self.draft is None or draft.epoch > self.draft.epoch
         assert draft.offset <= len(self.toy.text), "it is told of text that it does not know"
         self.toy.told |= draft.hidden.by_place()
@@ -365,7 +351,7 @@ class DrafterLane:
         assert self.draft is not None
         first, draft = self.sent, self.draft
         draft_tokens: list[DraftToken] = []
-        branches: list[Branch] = []
+        branches: list[messages.Branch] = []
         reason = ""
         for _ in range(self.size):
             before = self.toy.text
@@ -375,7 +361,7 @@ class DrafterLane:
             if draft.least_likely and draft_tokens[-1].token == 0:  # it ends by what it has drawn itself
                 reason, self.wanted = "the rest is unlikely", self.sent
                 break
-        return Drafted(draft.epoch, tuple(draft_tokens), 0.0, reason, first, tuple(branches))
+        return messages.Drafted(draft.epoch, tuple(draft_tokens), 0.0, reason, first, tuple(branches))
 
     def _next(self) -> DraftToken:
         if not self.again:
@@ -385,7 +371,7 @@ class DrafterLane:
         self.toy.text = Letters(self.toy.text + self.toy.spelled(draft_token))
         return draft_token
 
-    def _branches(self, before: Letters, draft_token: DraftToken, draft: Draft) -> list[Branch]:
+    def _branches(self, before: Letters, draft_token: DraftToken, draft: messages.Draft) -> list[messages.Branch]:
         """What would follow, had one of the likeliest others been drawn after `before`; in a tree, to its depth."""
         width, depth = draft.branch_width, draft.branch_depth
         if draft.tree_nodes:  # at most two leaves for each draft token, which begin alike where they are long
@@ -404,5 +390,45 @@ class DrafterLane:
             ahead = [toy.propose() for _ in range(depth)]
             self.branches += 1
             self.prepared[self.branches] = Prepared(text, ahead)
-            found.append(Branch(self.branches, len(before), letters, tuple(one.token for one in ahead)))
+            found.append(messages.Branch(self.branches, len(before), letters, tuple(one.token for one in ahead)))
         return found
+
+
+def toy_vocabulary(letters: Sequence[str], stops: frozenset[int] = frozenset()) -> Vocabulary:
+    """A vocabulary from its letters; the content of a control symbol is its id."""
+    controls = [(token, f"<{token}>", ord(text)) for token, text in enumerate(letters) if ord(text[0]) >= FIRST_CONTROL]
+    return Vocabulary(
+        letters=tuple(Letters(text) for text in letters),
+        stops=stops,
+        nameless=tuple((token, content) for token, content, point in controls if point >= Side.TARGET.value),
+        names={token: content for token, content, _ in controls},
+    )
+
+
+def pair_of(target: Sequence[str], drafter: Sequence[str], stops: frozenset[int] = frozenset()) -> Pair:
+    """A pair of toy vocabularies; stop ids are the target's."""
+    return _pair(tuple(target), tuple(drafter), stops)
+
+
+@lru_cache(maxsize=256)
+def _pair(target: tuple[str, ...], drafter: tuple[str, ...], stops: frozenset[int]) -> Pair:
+    return Pair(toy_vocabulary(target, stops), toy_vocabulary(drafter))
+
+
+@lru_cache(maxsize=256)
+def greedy_tokens(vocabulary: Vocabulary) -> Callable[[Letters], tuple[int, ...]]:
+    """A tokenizer of toys: the longest token that fits, again and again; stops where none fits."""
+
+    @lru_cache(maxsize=4096)
+    def encode(letters: Letters) -> tuple[int, ...]:
+        ids: list[int] = []
+        while letters:
+            fitting = [token for token, text in enumerate(vocabulary.letters) if letters.startswith(text)]
+            if not fitting:
+                break
+            best = max(fitting, key=lambda token: len(vocabulary.letters[token]))
+            ids.append(best)
+            letters = Letters(letters[len(vocabulary.letters[best]) :])
+        return tuple(ids)
+
+    return encode

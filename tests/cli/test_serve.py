@@ -52,14 +52,10 @@ def test_a_pair_of_processes_from_their_ready_lines_to_their_ends(
     assert cli("frequencies", "--model", drafter_folder, tmp_path / "text.txt", "-o", counted).code == 0
     usual = ("--threads", 1, "--grace-seconds", 0, "--log-level", "warning", *tls)
     shaped = ("--max-model-len", "100", "--dtype", "float32", "--enforce-eager")
-    emulated = ("--pace", "1,0.25", "--logit-noise", "0.5")
-    pruned = ("--vocab-keep", "20", "--frequencies", str(counted))
+    own = ("--pace", "1,0.25", "--logit-noise", "0.5", "--vocab-keep", "20", "--frequencies", counted)
     with (
         serving("target", "--model", target_folder, *usual, *shaped) as (one, safe),
-        serving("drafter", "--model", drafter_folder, *usual, *emulated, *pruned, "--until-stdin-ends") as (
-            other,
-            helping,
-        ),
+        serving("drafter", "--model", drafter_folder, *usual, *own, "--until-stdin-ends") as (other, helping),
     ):
         assert (safe["ready"], safe["role"], safe["model"]) == (True, "target", str(target_folder))
         assert not {"paced", "logit_noise"} & safe.keys()

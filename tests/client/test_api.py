@@ -1,60 +1,56 @@
-"""The Python API over real gRPC with tiny random models: what fronts ask of a pipeline, and runs of plain decoding."""
+"""The Python API over real gRPC with tiny random models: what fronts ask of a pipeline, and runs of plain decoding;
+and audits: honest drafters pass, one that lies about its rows is caught."""
 
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from crossdraft.client import (
-    Chat,
-    GenerationRequest,
-    Kind,
-    Message,
-    Pipeline,
-    RequestError,
-    SamplingOptions,
-    Token,
-    connect,
-)
-from crossdraft.client.api import Generation
+from crossdraft import client
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadOptions, load_model
+from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.session import session
-from crossdraft.session.assignment import Secrets
+from crossdraft.session.assignment import Audit, Secrets
 from crossdraft.session.events import Emitted, Replied
 from crossdraft.session.resolution import resolve
 from crossdraft.speculation.choice import Choice
 from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
-from crossdraft.types.messages import Draft, OpenDrafter, PassDone
+from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter, PassDone
 from crossdraft.types.request import ALIASES, plain
-from crossdraft.types.rows import Row
-from crossdraft.verification.methods import METHODS
+from crossdraft.types.rows import DraftToken, Probabilities, Row, Whose
+from crossdraft.verification.methods import METHODS, SLEM
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended
+from tests.ports import assignment
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.services.conftest import AT_ONCE, save
+from tests.tables import pair_of, pseudo_distribution
 from tests.text.kinds import kind
 from tests.trace.recordings import Keeper
 
 PROMPT = "def main(argument):"
-GREEDY = SamplingOptions(temperature=0)
-KINDS = {kind.value for kind in Kind}
+GREEDY = client.SamplingOptions(temperature=0)  # the tiny target's likeliest tokens are text that the drafter can read
+KINDS = {kind.value for kind in client.Kind}
 
 
 @pytest.fixture
@@ -63,13 +59,13 @@ def same_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Secrets, "drawn", staticmethod(lambda: Secrets(noise=1, audit=2, chooser=3)))
 
 
-async def ids_of(pipeline: Pipeline, **settings: object) -> list[int]:
+async def ids_of(pipeline: client.Pipeline, **settings: object) -> list[int]:
     return (await ended(pipeline.generate(PROMPT, max_tokens=24, **settings))).ids
 
 
-async def test_short_names_of_settings(pipeline: Pipeline) -> None:
+async def test_short_names_of_settings(pipeline: client.Pipeline) -> None:
     for short, value in (("k", 0), ("window", 0), ("wait", -1)):
-        with pytest.raises(RequestError, match=f"^{ALIASES[short]} must be between"):
+        with pytest.raises(client.RequestError, match=f"^{ALIASES[short]} must be between"):
             pipeline.generate(PROMPT, **{short: value})
         with pytest.raises(TypeError, match=ALIASES[short]):
             pipeline.generate(PROMPT, **{short: value, ALIASES[short]: value})
@@ -83,7 +79,7 @@ async def test_noise_is_never_made_in_the_event_loop(target, drafter, monkeypatc
         make(noise, *of)
 
     monkeypatch.setattr(KeyedNoise, "__init__", seen_make)
-    async with connect(target.address, drafter.address) as pipeline:
+    async with client.connect(target.address, drafter.address) as pipeline:
         assert await ids_of(pipeline, audit=True)
     assert len(made) == 2
     assert threading.current_thread() not in made
@@ -100,11 +96,11 @@ async def test_a_tokenizer_that_cannot_be_used_is_a_fault_of_its_service(said: d
     described = replace(DESCRIPTION, **({"tokenizer_json": kind("gpt2").json} | said))  # type: ignore[arg-type]
     async with Server(TARGET, PuppetService(description=described), Listening(grace_seconds=0)) as server:
         with pytest.raises(ServiceError, match=f"the tokenizer of the target 'toy' cannot be used: {complaint}"):
-            async with connect(server.address):
+            async with client.connect(server.address):
                 pass
 
 
-async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline, tmp_path: Path) -> None:
+async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: client.Pipeline, tmp_path: Path) -> None:
     for tokens in (0, 1, 5):
         file = tmp_path / str(tokens)
         settings = {"max_tokens": 24, "ignore_eos": True, "record": file, "overlap": "on"}
@@ -121,7 +117,7 @@ async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: Pipeline
 
 
 @pytest.mark.usefixtures("drafter_first")
-async def test_outputs_at_once_share_a_controller(pipeline: Pipeline) -> None:
+async def test_outputs_at_once_share_a_controller(pipeline: client.Pipeline) -> None:
     """Each has its own text, and epochs add up; not all need to draft."""
     due = [await ids_of(pipeline, seed=seed, overlap="off") for seed in range(3)]
     runs = [pipeline.generate(PROMPT, max_tokens=24, seed=seed, explain=True) for seed in range(3)]
@@ -134,10 +130,10 @@ async def test_outputs_at_once_share_a_controller(pipeline: Pipeline) -> None:
 @pytest.mark.usefixtures("same_secrets")
 @pytest.mark.parametrize("settings", [{}, {"seed": 3, "logprobs": 2}, {"method": "coupled", "overlap": "on"}])
 async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter, settings):
-    request = GenerationRequest.of(PROMPT, max_tokens=24, **settings)
-    async with connect(target.address) as plain:
+    request = client.GenerationRequest.of(PROMPT, max_tokens=24, **settings)
+    async with client.connect(target.address) as plain:
         wanted = await ended(plain.run(request))
-    async with connect(target.address, drafter.address, trusted=False) as pipeline:
+    async with client.connect(target.address, drafter.address, trusted=False) as pipeline:
         found = await ended(pipeline.run(request, drafting=False))
     assert (found.ids, found.text) == (wanted.ids, wanted.text)
     assert found.statistics.method == wanted.statistics.method
@@ -146,8 +142,8 @@ async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter,
 
 async def test_what_choices_share_is_never_that_of_another_request() -> None:
     """Shared by identity: as long as a result can be found, what it is of must exist, lest others get its place."""
-    pipeline = Pipeline("127.0.0.1:1")
-    request = GenerationRequest("one's own")
+    pipeline = client.Pipeline("127.0.0.1:1")
+    request = client.GenerationRequest("one's own")
     gone = ref(request)
     asking = asyncio.create_task(pipeline._once(lambda *_: None, 0, request, object(), ()))  # type: ignore[arg-type]
     await asyncio.sleep(0)
@@ -161,14 +157,16 @@ async def test_what_choices_share_is_never_that_of_another_request() -> None:
 
 
 TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}assistant\n"
-CHAT = Chat((Message("system", "Be brief."), Message("user", "naïve 🦄?")))
+CHAT = client.Chat((client.Message("system", "Be brief."), client.Message("user", "naïve 🦄?")))
 
 
-async def tokens_of(generation: Generation) -> list[Token]:
+async def tokens_of(generation: client.Generation) -> list[client.Token]:
     return [token async for token in generation]
 
 
-MASKED = SamplingOptions(0.9, top_k=30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7)))
+MASKED = client.SamplingOptions(
+    0.9, top_k=30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7))
+)
 AHEAD = {"overlap": "on", "max_draft_tokens": 6, "min_draft_tokens": 1, "paths": 3}
 EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary or method.redistributed)]
 
@@ -181,7 +179,9 @@ EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary
     + [pytest.param({"method": name, "overlap": "off", "options": MASKED}, marks=pytest.mark.full) for name in EVERY],
     ids=str,
 )
-async def test_logprobs_are_the_models(pipeline: Pipeline, target_model: RunningModel, settings: dict[str, object]):
+async def test_logprobs_are_the_models(
+    pipeline: client.Pipeline, target_model: RunningModel, settings: dict[str, object]
+):
     """Whatever the method, and whatever it draws from: they are of the model itself."""
     generation = pipeline.generate(PROMPT, max_tokens=10, logprobs=4, allow_inexact=True, **settings)
     tokens = await tokens_of(generation)
@@ -197,10 +197,10 @@ async def test_logprobs_are_the_models(pipeline: Pipeline, target_model: Running
         assert all(raw == letters[one].encode("latin-1", "ignore") for one, raw, _ in token.top)
 
 
-async def test_control_symbols_have_their_names(pipeline: Pipeline) -> None:
+async def test_control_symbols_have_their_names(pipeline: client.Pipeline) -> None:
     end, nameless = kind("gpt2").id_of("<|im_end|>"), kind("gpt2").id_of("<|fill_in|>")
     prompt = (*pipeline.models.tokenization.encode_prompt(PROMPT), nameless)
-    only = SamplingOptions(allowed_token_ids=(end,))
+    only = client.SamplingOptions(allowed_token_ids=(end,))
     generation = pipeline.generate(prompt, max_tokens=1, logprobs=1, prompt_logprobs=1, options=only)
     (token,) = await tokens_of(generation)
     assert (token.id, token.raw, token.text, dict(token.names)[end]) == (end, b"", "", "<|im_end|>")
@@ -212,10 +212,10 @@ async def test_control_symbols_have_their_names(pipeline: Pipeline) -> None:
 async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, drafter: DrafterClient) -> None:
     some, text = kind("small_unigram"), "the dog"
     model = RunningModel.of(load_model(LoadOptions(str(save(tmp_path, some, 128)))), Side.TARGET, 1)
-    only = SamplingOptions(allowed_token_ids=(some.id_of("<unk>"), some.id_of("▁the")))
+    only = client.SamplingOptions(allowed_token_ids=(some.id_of("<unk>"), some.id_of("▁the")))
     async with (
         Server(TARGET, TargetService(model), AT_ONCE) as server,
-        connect(server.address, drafter.address, needs_drafter=True) as pipeline,
+        client.connect(server.address, drafter.address, needs_drafter=True) as pipeline,
     ):
         for method in ("slem", "seeded", "coupled", "union", "slrs"):
             generation = pipeline.generate(text, max_tokens=12, method=method, overlap="off", options=only)
@@ -227,11 +227,11 @@ async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, 
     model.close()
 
 
-async def test_how_many_logprobs_there_are(pipeline: Pipeline) -> None:
+async def test_how_many_logprobs_there_are(pipeline: client.Pipeline) -> None:
     for wanted, count in ((None, 0), (0, 0), (20, 20)):
         tokens = await tokens_of(pipeline.generate(PROMPT, max_tokens=3, seed=1, logprobs=wanted))
         assert {len(token.top) for token in tokens} == {count}
-    with pytest.raises(RequestError, match="logprobs must be between 0 and 20, got 21"):
+    with pytest.raises(client.RequestError, match="logprobs must be between 0 and 20, got 21"):
         pipeline.generate(PROMPT, logprobs=21)
 
 
@@ -259,7 +259,7 @@ async def test_a_chat_is_what_transformers_makes_of_it(chatting: RunningModel, d
         )
     async with (
         Server(TARGET, TargetService(chatting), AT_ONCE) as server,
-        connect(server.address, drafter.address) as pipeline,
+        client.connect(server.address, drafter.address) as pipeline,
     ):
         generation = pipeline.generate(CHAT, max_tokens=8, options=GREEDY, overlap="off")  # else it need not draft
         await tokens_of(generation)
@@ -274,10 +274,10 @@ async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(target, dr
     service = DrafterService(replace(drafter_model, description=about))
     async with (
         Server(DRAFTER, service, AT_ONCE) as server,
-        connect(target.address, server.address, trusted=trusted) as pipeline,
+        client.connect(target.address, server.address, trusted=trusted) as pipeline,
     ):
         chats = replace(pipeline.models.target, chat_template=ChatTemplate(TEMPLATE))
-        opening = resolve(GenerationRequest(CHAT), replace(pipeline.models, target=chats)).open_drafter
+        opening = resolve(client.GenerationRequest(CHAT), replace(pipeline.models, target=chats)).open_drafter
         wanted = CHAT.messages[0].content if trusted else plain(CHAT)
         assert (opening.prompt, opening.templated) == (from_bytes(wanted.encode()), trusted)
 
@@ -292,8 +292,8 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(drafter, d
         plain = drafter_model.tokenization.encode_prompt_letters(from_bytes(text.encode()))
         assert int(model(torch.tensor([plain])).logits[0, -1].argmax()) != wanted
     opening = OpenDrafter(from_bytes(text.encode()), GREEDY, None, 0, templated=True)
-    for given, same in ((opening, True), (replace(opening, templated=False), False)):
-        async with drafter.session(given) as session:
+    for begun, same in ((opening, True), (replace(opening, templated=False), False)):
+        async with drafter.session(begun) as session:
             drafted = await session.draft(Draft(1, 0, NOTHING, 1))
             assert (drafted.draft_tokens[0].token == wanted) == same
 
@@ -302,8 +302,8 @@ ONE_BY_ONE = Choice(0)
 
 
 @pytest.fixture
-async def alone(target: TargetClient) -> AsyncIterator[Pipeline]:
-    async with connect(target.address) as connected:
+async def alone(target: TargetClient) -> AsyncIterator[client.Pipeline]:
+    async with client.connect(target.address) as connected:
         yield connected
 
 
@@ -311,7 +311,7 @@ async def alone(target: TargetClient) -> AsyncIterator[Pipeline]:
     "settings", [{"options": GREEDY}, {"seed": 3, "method": "slem"}, {"seed": 5, "logprobs": 2}], ids=str
 )
 async def test_with_runs_the_text_is_that_of_passes_one_by_one(
-    alone: Pipeline, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    alone: client.Pipeline, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ):
     with_runs = await ended(alone.generate(PROMPT, max_tokens=50, **settings))
     with monkeypatch.context() as patched:
@@ -326,7 +326,7 @@ async def test_with_runs_the_text_is_that_of_passes_one_by_one(
     assert ours.bytes_sent < theirs.bytes_sent / 2
 
 
-async def test_tokens_come_while_the_run_goes_on(alone: Pipeline, target_model: RunningModel) -> None:
+async def test_tokens_come_while_the_run_goes_on(alone: client.Pipeline, target_model: RunningModel) -> None:
     """They are not kept until the run is over: nor is one drawn after the output was left."""
     generation = alone.generate(PROMPT, max_tokens=100, seed=7, ignore_eos=True)
     await anext(generation)
@@ -335,7 +335,7 @@ async def test_tokens_come_while_the_run_goes_on(alone: Pipeline, target_model: 
     await generation.aclose()
 
 
-async def test_a_recorded_run_has_its_passes(alone: Pipeline, tmp_path: Path) -> None:
+async def test_a_recorded_run_has_its_passes(alone: client.Pipeline, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     await ended(alone.generate(PROMPT, max_tokens=40, seed=7, ignore_eos=True, record=path))
     passes = [one for one in json.loads(path.read_text())["traceEvents"] if one.get("cat") == "pass"]
@@ -355,9 +355,9 @@ async def test_services_of_this_process_give_what_those_behind_a_wire_give(
     ):
         made = []
         for addresses in ((target.address, drafter.address), (target.here, drafter.here)):
-            async with connect(*addresses) as pipeline:
+            async with client.connect(*addresses) as pipeline:
                 keeper = Keeper()
-                request = GenerationRequest.of(PROMPT, max_tokens=40, logprobs=2, **settings)
+                request = client.GenerationRequest.of(PROMPT, max_tokens=40, logprobs=2, **settings)
                 await ended(pipeline.run(request, keeper))
             steps = keeper.steps
             tokens = [one for step in steps for one in step.commands if isinstance(one, Emitted)]
@@ -367,3 +367,125 @@ async def test_services_of_this_process_give_what_those_behind_a_wire_give(
             made.append((tokens, rows))
     assert made[0] == made[1]
     assert len(made[0][1]) > 10
+
+
+PAIR = pair_of(("a", "b", "ab", "ba", "c"), ("a", "b", "bc", "cab", "a", "aa"))
+SMALL = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
+NOISES = KeyedNoise.of(PAIR.drafter), KeyedNoise.of(PAIR.target)
+SHARPNESS = 3.0  # of the toys' rows: a lie about a flat row is small
+PEAKED = 0.2  # temperature of the tiny drafter, whose rows are flat at 1
+Distribution = Callable[[Probabilities], Probabilities]
+
+
+def audit(seed: int, each_epoch: bool = True) -> Audit:
+    return Audit(NoiseKey(seed, 5), each_epoch, *NOISES)
+
+
+def drafted(given: Audit, epoch: int, offset: int, drawn_from: Distribution, whose: Whose, count: int = 5) -> Drafted:
+    """A draft whose rows are the toys' distributions, and whose draws are from `drawn_from` of them."""
+    key = NoiseKey(given.key.seed, epoch) if given.each_epoch else given.key
+    vocabulary, noise = (PAIR.drafter, NOISES[0]) if whose is Whose.DRAFTER else (PAIR.target, NOISES[1])
+    draft_tokens = []
+    for place in range(count):
+        distribution = pseudo_distribution("toy", (epoch, offset, place), vocabulary.size) ** SHARPNESS
+        row = Row(np.arange(vocabulary.size), distribution / distribution.sum())
+        token = noise.draw(row.ids, drawn_from(row.probabilities), key, offset)
+        draft_tokens.append(DraftToken(token, row, whose))
+        offset += len(vocabulary.letters[token])
+    return Drafted(epoch, tuple(draft_tokens), 0.0)
+
+
+def honest(probabilities: Probabilities) -> Probabilities:
+    return probabilities
+
+
+def flattened(probabilities: Probabilities) -> Probabilities:
+    return np.sqrt(probabilities)
+
+
+OFFSETS = st.integers(0, 10**6)
+FEW = 12  # examples, of a hundred draws each
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 10**6), OFFSETS, st.booleans(), st.sampled_from(Whose))
+def test_an_honest_draft_is_never_blamed(seed: int, epoch: int, offset: int, each: bool, whose: Whose) -> None:
+    given = audit(seed, each)
+    assert given.fault_of(drafted(given, epoch, offset, honest, whose), offset, PAIR) == ""
+
+
+@settings(max_examples=FEW)
+@given(st.integers(0, 2**64 - 1), st.sampled_from(Whose))
+def test_a_lie_about_the_row_is_found_within_a_few_tens_of_draft_tokens(seed: int, whose: Whose) -> None:
+    given = audit(seed)
+    drafts = (drafted(given, epoch, 7 * epoch, flattened, whose) for epoch in range(1, 21))
+    faults = [given.fault_of(draft, 7 * draft.epoch, PAIR) for draft in drafts]
+    assert any("was not drawn from its row" in fault for fault in faults)
+
+
+@settings(max_examples=FEW)
+@given(st.integers(0, 2**64 - 1), OFFSETS)
+def test_draws_of_another_epoch_or_place_are_blamed_in_the_end(seed: int, offset: int) -> None:
+    given = audit(seed)
+    drafts = [drafted(given, epoch, offset, honest, Whose.DRAFTER) for epoch in range(1, 21)]
+    assert any(given.fault_of(draft, offset + 1, PAIR) for draft in drafts)
+    renamed = [Drafted(draft.epoch + 1, draft.draft_tokens, 0.0) for draft in drafts]
+    assert any(given.fault_of(draft, offset, PAIR) for draft in renamed)
+
+
+def test_a_draft_token_without_its_row_is_blamed() -> None:
+    assert "without the row" in audit(1).fault_of(Drafted(1, (DraftToken(0),), 0.0), 0, PAIR)
+
+
+def test_rows_are_checked_before_draws_are_whatever_the_method_needs() -> None:
+    given = replace(
+        assignment(SLEM), audit=Audit(NoiseKey(1), True, *map(KeyedNoise.of, (SMALL.drafter, SMALL.target)))
+    )
+    rows = (None, Row(np.array([99]), np.ones(1)), Row(np.array([1]), np.ones(1)))
+    faults = [given.fault_of(Drafted(1, (DraftToken(0, row),), 0.0), 0, 1) for row in rows]
+    wanted = ("without the whole row", "has ids beyond 2", "cannot give it")
+    assert all(text in fault for text, fault in zip(wanted, faults, strict=True)), faults
+
+
+async def finished(
+    pipeline: client.Pipeline,
+    method: str,
+    audit: bool = True,
+    overlap: client.Overlap = client.Overlap.OFF,
+    tokens: int = 24,
+) -> client.Generation:
+    asked = {"method": method, "audit": audit, "allow_inexact": True, "drafter_temperature": PEAKED}
+    prompt = "def main(argument):"
+    return await ended(pipeline.generate(prompt, max_tokens=tokens, options=GREEDY, overlap=overlap, **asked))
+
+
+# Tokens that both have, scores; a key for each epoch, and the target's. The others draw like one of them.
+CASES = [
+    ("coupled-shared", client.Overlap.OFF),
+    ("slrs", client.Overlap.OFF),
+    ("coupled", client.Overlap.ON),
+    ("seeded", client.Overlap.ON),
+]
+
+
+@pytest.mark.usefixtures("drafter_first")
+@pytest.mark.parametrize(("method", "overlap"), CASES)
+async def test_a_real_drafter_passes_and_changes_nothing(
+    pipeline: client.Pipeline, method: str, overlap: client.Overlap
+) -> None:
+    audited, plain = [await finished(pipeline, method, audit, overlap, 12) for audit in (True, False)]
+    assert audited.statistics.drafter_lost == ""
+    assert audited.statistics.audited == audited.statistics.draft_tokens > 0
+    assert audited.ids == plain.ids
+
+
+@pytest.mark.parametrize("method", ["coupled", "seeded"])
+async def test_a_real_drafter_that_lies_is_given_up(
+    pipeline: client.Pipeline, method: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It draws from q^0.5, and says q."""
+    draw = Clocks.draw
+    monkeypatch.setattr(Clocks, "draw", lambda clocks, rows, *given: draw(clocks, rows.sqrt(), *given))
+    generation = await finished(pipeline, method)
+    assert "was not drawn from its row" in generation.statistics.drafter_lost
+    assert generation.statistics.draft_tokens < 60
+    assert len(generation.ids) == generation.statistics.tokens > 0  # the target goes on alone

@@ -36,12 +36,15 @@ class Scripted:
         self.requests: list[OutputRequest] = []
         self.closed = 0
         self.avoided: list[str] = []
+        self.answer: Exception | tuple[ServedModel, ...] | None = (SMALL,)  # which models there are; as of an act
 
     def avoid(self, orchestrator: str) -> None:
         self.avoided.append(orchestrator)
 
     async def models(self) -> tuple[ServedModel, ...]:
-        return (SMALL,)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return await nothing() if self.answer is None else self.answer
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         self.requests.append(request)

@@ -24,7 +24,7 @@ from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.transport import CLIENT_OPTIONS
 from tests.cluster.scripted import nothing
 from tests.rpc.clock import now, simulated
-from tests.rpc.proxy import Link
+from tests.rpc.linked import Link
 from tests.serving.exposed import faults, samples
 from tests.serving.ports import free_port
 from tests.target.test_sessions import read

@@ -9,39 +9,24 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingOptions
-from crossdraft.cluster.failover import (
-    MODELS_SECONDS,
-    PAUSE,
-    SEARCH_SECONDS,
-    ClusterBackend,
-    LossMetrics,
-    Lost,
-    Refusal,
-    seed_of,
-)
+from crossdraft.cluster import failover
 from crossdraft.rpc.errors import Full, Replaced, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
-from crossdraft.serving.backend import (
-    OutputRequest,
-    OverloadedError,
-    ServedModel,
-    UnknownDrafterError,
-    UnknownModelError,
-)
+from crossdraft.serving.backend import OutputRequest, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.types.output import PromptToken
 from crossdraft.types.request import PromptTooLongError
-from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, nothing, tokens
+from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, tokens
 from tests.rpc.clock import now, simulated
 from tests.serving.fakes import figures
 
 ENDED = OutputEnded(Reason.LENGTH, figures(3))
-DIED = Lost("it died")
+DIED = failover.Lost("it died")
 
 
 def backend(
-    orchestrators: Scripted, metrics: LossMetrics | None = None, search_seconds: float = SEARCH_SECONDS
-) -> ClusterBackend:
-    return ClusterBackend({"small": orchestrators}, metrics, now, search_seconds)
+    orchestrators: Scripted, metrics: failover.LossMetrics | None = None, **more: float
+) -> failover.ClusterBackend:
+    return failover.ClusterBackend({"small": orchestrators}, metrics, now, **more)
 
 
 async def taken(orchestrators: Scripted, generation: GenerationRequest = REQUEST.generation) -> list[object]:
@@ -87,7 +72,7 @@ async def test_another_orchestrator_is_asked_soon_after_a_loss(losses: list[list
     times = []
     async for item in backend(Scripted(*losses, [BEGAN, tokens(2), ENDED])).stream(REQUEST):
         times += [now()] if isinstance(item, Committed) else []
-    assert times[1] - times[0] == len(losses) * PAUSE
+    assert times[1] - times[0] == len(losses) * failover.PAUSE
 
 
 @simulated
@@ -98,7 +83,7 @@ async def test_a_seed_that_is_not_named_comes_from_the_requests_id() -> None:
         one = Scripted([tokens(1), DIED], [tokens(2), ENDED])
         assert [item async for item in backend(one).stream(OutputRequest(id, "small", GenerationRequest("go")))]
         first, second = (order.generation for order in one.requests)
-        assert (first.method, first.seed) == (second.method, second.seed) == ("seeded", seed_of(id))
+        assert (first.method, first.seed) == (second.method, second.seed) == ("seeded", failover.seed_of(id))
         seeds.append(first.seed)
     assert seeds[0] == seeds[1] != seeds[2]
 
@@ -106,7 +91,7 @@ async def test_a_seed_that_is_not_named_comes_from_the_requests_id() -> None:
 @simulated
 async def test_an_output_goes_on_with_the_model_that_it_began_with_or_ends() -> None:
     """Who serves another one refuses it; in an update some may serve the one before."""
-    refused = Refusal(Replaced("'small' was replaced by another model"))
+    refused = failover.Refusal(Replaced("'small' was replaced by another model"))
     one = Scripted([BEGAN, DIED], [BEGAN, tokens(1), DIED], [BEGAN, refused], [BEGAN, tokens(2), ENDED])
     assert (await taken(one))[:2] == [tokens(1), tokens(2)]
     assert [order.target for order in one.requests] == ["", "", "a", "a"]
@@ -118,7 +103,7 @@ async def test_an_output_goes_on_with_the_model_that_it_began_with_or_ends() -> 
 async def test_losses_are_counted_and_how_long_the_client_waited() -> None:
     registry = CollectorRegistry()
     one = Scripted([BEGAN, tokens(1), DIED], [DIED], [BEGAN, tokens(2), tokens(3), ENDED])
-    assert len([item async for item in backend(one, LossMetrics(registry)).stream(REQUEST)]) == 4
+    assert len([item async for item in backend(one, failover.LossMetrics(registry)).stream(REQUEST)]) == 4
     names = ("orchestrators_lost_total", "output_resume_seconds_count", "output_resume_seconds_sum")
     found = [registry.get_sample_value(f"crossdraft_{name}", {"model_name": "small"}) for name in names]
     assert found == [1, 1, 0.5]  # two pauses
@@ -127,7 +112,7 @@ async def test_losses_are_counted_and_how_long_the_client_waited() -> None:
 @simulated
 async def test_an_orchestrator_that_was_lost_is_avoided_and_one_that_is_busy_is_not() -> None:
     other = replace(BEGAN, orchestrator="there 2")
-    one = Scripted([BEGAN, tokens(1), DIED], [DIED], [other, Refusal(OverloadedError("full"))], [BEGAN, ENDED])
+    one = Scripted([BEGAN, tokens(1), DIED], [DIED], [other, failover.Refusal(OverloadedError("full"))], [BEGAN, ENDED])
     await taken(one)
     assert one.avoided == [BEGAN.orchestrator]
 
@@ -149,7 +134,7 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
     began = now()
     with pytest.raises(Unreachable, match="no orchestrator of 'small' can go on: nobody is there"):
         await taken(Scripted([tokens(1), DIED]))
-    assert SEARCH_SECONDS < now() - began <= SEARCH_SECONDS + 1
+    assert failover.SEARCH_SECONDS < now() - began <= failover.SEARCH_SECONDS + 1
 
 
 @pytest.mark.parametrize(
@@ -166,7 +151,7 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
 )
 @simulated
 async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None:
-    one = Scripted([copy.deepcopy(Refusal(error))])  # by the same protocol by which Ray sends it
+    one = Scripted([copy.deepcopy(failover.Refusal(error))])  # by the same protocol by which Ray sends it
     with pytest.raises(type(error), match=str(error)) as raised:
         await taken(one)
     assert type(raised.value) is type(error)
@@ -176,35 +161,35 @@ async def test_expected_errors_are_raised_as_they_were(error: Exception) -> None
 
 @simulated
 async def test_an_orchestrator_that_finds_no_target_in_the_middle_of_an_output_is_as_good_as_lost() -> None:
-    one = Scripted([tokens(1), Refusal(Unreachable("no target"))], [tokens(2), ENDED])
+    one = Scripted([tokens(1), failover.Refusal(Unreachable("no target"))], [tokens(2), ENDED])
     assert (await taken(one))[:2] == [tokens(1), tokens(2)]
-    other = Scripted([tokens(1), Refusal(RequestError("too long"))])
+    other = Scripted([tokens(1), failover.Refusal(RequestError("too long"))])
     with pytest.raises(RequestError, match="too long"):
         await taken(other)
 
 
 @pytest.mark.parametrize("full", [OverloadedError("full", 3.0), Full("no room for another session")])
-@pytest.mark.parametrize("said", [Refusal, lambda error: error], ids=["by an orchestrator", "by Serve"])
+@pytest.mark.parametrize("said", [failover.Refusal, lambda error: error], ids=["by an orchestrator", "by Serve"])
 @simulated
 async def test_an_output_under_way_waits_while_the_next_orchestrator_is_full(full, said):
     """As in one process: for `--target-wait-seconds`, however long that is."""
     if isinstance(full, Full):
-        said = Refusal  # only an orchestrator has targets
+        said = failover.Refusal  # only an orchestrator has targets
     registry = CollectorRegistry()
     one = Scripted([BEGAN, tokens(1), DIED], *[[said(full)]] * 1500, [BEGAN, tokens(2), ENDED])
-    outputs = backend(one, LossMetrics(registry), 600.0)
+    outputs = backend(one, failover.LossMetrics(registry), search_seconds=600.0)
     made = [item async for item in outputs.stream(REQUEST)]
     assert made[:2] == [tokens(1), tokens(2)]
     assert registry.get_sample_value("crossdraft_orchestrators_lost_total", {"model_name": "small"}) == 1
     began = now()
     with pytest.raises(type(full), match=str(full)):
         await taken(Scripted([tokens(1), DIED], *[[said(full)]] * 1000))
-    assert SEARCH_SECONDS < now() - began <= SEARCH_SECONDS + 1
+    assert failover.SEARCH_SECONDS < now() - began <= failover.SEARCH_SECONDS + 1
 
 
 @simulated
 async def test_an_output_that_was_admitted_before_its_orchestrator_was_lost_waits_likewise() -> None:
-    one = Scripted([BEGAN, DIED], [Refusal(OverloadedError("full"))], [BEGAN, tokens(1), ENDED])
+    one = Scripted([BEGAN, DIED], [failover.Refusal(OverloadedError("full"))], [BEGAN, tokens(1), ENDED])
     assert (await taken(one))[:1] == [tokens(1)]
 
 
@@ -216,20 +201,9 @@ async def test_leaving_early_releases_the_orchestrator() -> None:
     assert one.closed == 1
 
 
-class Answering(Scripted):
-    """Its `models` answers with what is set: nothing for ever, an error, or models."""
-
-    answer: Exception | tuple[ServedModel, ...] | None = (SMALL,)
-
-    async def models(self) -> tuple[ServedModel, ...]:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return await nothing() if self.answer is None else self.answer
-
-
 @simulated
 async def test_which_models_are_served() -> None:
-    one = Answering([BEGAN, tokens(1), None])
+    one = Scripted([BEGAN, tokens(1), None])
     outputs = backend(one)
     with pytest.raises(UnknownModelError, match="there is no model 'large'; there is small"):
         await anext(outputs.stream(OutputRequest("one", "large", REQUEST.generation)))
@@ -239,5 +213,5 @@ async def test_which_models_are_served() -> None:
     async with aclosing(outputs.stream(REQUEST)) as items:
         await anext(items)
         assert await outputs.models() == (SMALL,)  # they have no time to answer, and are heard
-        await asyncio.sleep(MODELS_SECONDS)
+        await asyncio.sleep(failover.MODELS_SECONDS)
         assert await outputs.models() == ()

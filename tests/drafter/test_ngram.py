@@ -14,21 +14,7 @@ from hypothesis import strategies as st
 
 from crossdraft.client import SamplingOptions
 from crossdraft.config.engine import NgramOptions
-from crossdraft.drafter.ngram import (
-    BOUNDARY,
-    LEAST_LIKELY,
-    LETTER_BYTES,
-    OCCURRENCES,
-    OF_BLOCK,
-    Block,
-    NgramService,
-    OwnText,
-    ServeNgram,
-    TextMemory,
-    byte_vocabulary,
-    likeliest,
-    ngram_server,
-)
+from crossdraft.drafter import ngram as ngrams
 from crossdraft.rpc.errors import BadRequest, ProtocolBroken
 from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.server import Server
@@ -46,12 +32,15 @@ END = ControlRole.END_OF_SEQUENCE.letter
 
 @pytest.fixture
 async def ngram() -> AsyncIterator[DrafterClient]:
-    async with ngram_server(ServeNgram(listening=AT_ONCE)) as server, DrafterClient(server.address) as client:
+    async with (
+        ngrams.ngram_server(ngrams.ServeNgram(listening=AT_ONCE)) as server,
+        DrafterClient(server.address) as client,
+    ):
         yield client
 
 
 def text_of(drafted: Drafted) -> str:
-    return byte_vocabulary().letters_of([draft_token.token for draft_token in drafted.draft_tokens])
+    return ngrams.byte_vocabulary().letters_of([draft_token.token for draft_token in drafted.draft_tokens])
 
 
 def naive(text: bytes, ending: bytes) -> tuple[int, list[int]]:
@@ -72,85 +61,85 @@ SOME = 99  # letters: of one text more than any has
 def test_the_longest_match_in_its_own_text_is_found_and_what_followed_the_newest_first(text, shortest, longest):
     ending = text[-longest:]
     size, places = naive(text[:-1], ending)
-    found = OwnText(text).longest(ending, shortest)
+    found = ngrams.OwnText(text).longest(ending, shortest)
     assert found == (size if size >= shortest else 0)
     if found:
         followed = [(text[place:] * SOME)[:SOME] for place in reversed(places)]
-        assert list(OwnText(text).followed(ending[-size:], SOME)) == followed
+        assert list(ngrams.OwnText(text).followed(ending[-size:], SOME)) == followed
 
 
 @given(st.lists(WORDS, min_size=1, max_size=3), WORDS.filter(bool), st.integers(1, 20))
 def test_the_longest_match_in_earlier_texts_is_found_and_all_that_followed(texts, ending, depth):
-    text = b"".join(BOUNDARY + one for one in texts)
-    block, ending = Block(text, depth), ending[-depth:]
+    text = b"".join(ngrams.BOUNDARY + one for one in texts)
+    block, ending = ngrams.Block(text, depth), ending[-depth:]
     size, places = naive(text, ending)
     assert block.longest(ending, 1) == size
     assert block.longest(ending, size + 1) == 0
-    if size > 0 and len(places) < OCCURRENCES:
+    if size > 0 and len(places) < ngrams.OCCURRENCES:
         followed = sorted(text[place:][:SOME] for place in places)
         assert sorted(block.followed(ending[len(ending) - size :], SOME)) == followed
 
 
 def test_of_very_many_occurrences_some_are_looked_at() -> None:
-    block = Block(BOUNDARY + b"ab" * 10_000, 8)
-    assert OCCURRENCES / 2 <= len(list(block.followed(b"ab", 3))) <= OCCURRENCES
+    block = ngrams.Block(ngrams.BOUNDARY + b"ab" * 10_000, 8)
+    assert ngrams.OCCURRENCES / 2 <= len(list(block.followed(b"ab", 3))) <= ngrams.OCCURRENCES
 
 
 def test_what_followed_most_often_is_copied_as_far_as_it_is_likely_to_hold() -> None:
-    assert likeliest([b"xyz", b"abc", b"abd", b"abd"], 3, matched=100) == b"abd"
-    assert likeliest([b"xy", b"ab"], 2, matched=100) == b"xy"  # the first of equals
-    alone = likeliest([b"x" * 500], 500, matched=8)
-    assert 8 / (8 + len(alone)) >= LEAST_LIKELY > 8 / (8 + len(alone) + 1)
+    assert ngrams.likeliest([b"xyz", b"abc", b"abd", b"abd"], 3, matched=100) == b"abd"
+    assert ngrams.likeliest([b"xy", b"ab"], 2, matched=100) == b"xy"  # the first of equals
+    alone = ngrams.likeliest([b"x" * 500], 500, matched=8)
+    assert 8 / (8 + len(alone)) >= ngrams.LEAST_LIKELY > 8 / (8 + len(alone) + 1)
     one_of_many = [bytes([letter]) * 9 for letter in range(20)]
-    assert likeliest(one_of_many, 9, matched=30) == b""
-    assert likeliest([b"ab" + BOUNDARY + b"c", b"a"], 4, matched=30) == b"ab"  # a text ends there
-    assert likeliest([], 4, matched=0) == likeliest([b""], 4, matched=9) == b""
+    assert ngrams.likeliest(one_of_many, 9, matched=30) == b""
+    assert ngrams.likeliest([b"ab" + ngrams.BOUNDARY + b"c", b"a"], 4, matched=30) == b"ab"  # a text ends there
+    assert ngrams.likeliest([], 4, matched=0) == ngrams.likeliest([b""], 4, matched=9) == b""
 
 
-def remembered(memory: TextMemory) -> dict[str, int]:
+def remembered(memory: ngrams.TextMemory) -> dict[str, int]:
     """Letters, by scope."""
     return {scope: sum(len(block.text) for block in blocks) for scope, blocks in memory._blocks.items()}
 
 
 def test_memory_has_a_limit_and_forgets_what_was_not_used_the_longest() -> None:
-    limit = 40 * LETTER_BYTES * 1000
-    memory = TextMemory(limit, 16)
+    limit = 40 * ngrams.LETTER_BYTES * 1000
+    memory = ngrams.TextMemory(limit, 16)
     memory.add("used", b"something that is looked up again and again" * 100)
     for number in range(30):
         memory.add(f"client {number}", bytes([65 + number]) * 4000)
         (block,) = memory.of("used")
         assert block.longest(b"looked up again", 4) == 15
         assert next(block.followed(b"looked up ", 5)) == b"again"
-        assert sum(remembered(memory).values()) * LETTER_BYTES <= limit
+        assert sum(remembered(memory).values()) * ngrams.LETTER_BYTES <= limit
     assert remembered(memory).keys() >= {"used", "client 29", "client 28"}
     assert not remembered(memory).keys() & {"client 0", "client 1"}
 
 
 def test_many_small_scopes_take_no_more_than_the_limit() -> None:
-    memory = TextMemory(2**20, 16)
+    memory = ngrams.TextMemory(2**20, 16)
     for number in range(2000):
         memory.add(f"scope {number}", b"a short text")
     held = remembered(memory)
-    assert (sum(held.values()) + OF_BLOCK * len(held)) * LETTER_BYTES <= 2**20
+    assert (sum(held.values()) + ngrams.OF_BLOCK * len(held)) * ngrams.LETTER_BYTES <= 2**20
     assert list(held)[-1] == "scope 1999"
     memory.add("large", b"x" * 2**18)
     assert len(remembered(memory)) < len(held)
 
 
 def test_texts_of_one_scope_become_few_blocks_and_long_ones_are_cut() -> None:
-    memory = TextMemory(2**20, 16)
+    memory = ngrams.TextMemory(2**20, 16)
     for number in range(100):
         memory.add("mine", b"text number %d " % number)
     assert len(memory._blocks["mine"]) < 10
     assert any(block.longest(b"text number 41", 4) == 14 for block in memory._blocks["mine"])
     memory.add("long", b"x" * 2**20)
-    assert remembered(memory)["long"] < 2**20 / LETTER_BYTES
+    assert remembered(memory)["long"] < 2**20 / ngrams.LETTER_BYTES
 
 
 async def test_it_describes_the_bytes_as_its_vocabulary(ngram: DrafterClient) -> None:
     description = await ngram.describe()
     assert (description.copies, description.vocabulary_size, description.affinity) == (True, 256, "")
-    assert sorted(byte_vocabulary().letters) == [chr(byte) for byte in range(256)]
+    assert sorted(ngrams.byte_vocabulary().letters) == [chr(byte) for byte in range(256)]
 
 
 async def test_a_draft_copies_what_followed_with_certainty(ngram: DrafterClient) -> None:
@@ -171,7 +160,7 @@ async def test_noise_changes_nothing_and_rows_are_sent_when_they_are_wanted(ngra
 
 
 async def test_what_is_not_allowed_ends_the_draft(ngram: DrafterClient) -> None:
-    allowed = np.array([byte_vocabulary().ids_of(Letters(letter))[0] for letter in "thr"])
+    allowed = np.array([ngrams.byte_vocabulary().ids_of(Letters(letter))[0] for letter in "thr"])
     async with ngram.session(replace(OPEN, allowed=allowed)) as session:
         drafted = await session.draft(Draft(1, 0, NOTHING, 7))
     assert (text_of(drafted), drafted.reason) == ("thr", "no earlier text goes on from here that far")
@@ -193,7 +182,7 @@ async def test_copies_are_streamed_and_go_on_when_the_window_does(ngram: Drafter
         await session.send(Advance(1, 12))
         await epoch.complete(session, 12)
         assert [len(reply.draft_tokens) for reply in epoch.replies] == [2, 2, 1, 2, 2, 2, 1]
-        assert byte_vocabulary().letters_of(epoch.tokens) == "three, one t"
+        assert ngrams.byte_vocabulary().letters_of(epoch.tokens) == "three, one t"
 
 
 async def test_it_stands_aside_when_the_rest_has_not_been_seen(ngram: DrafterClient) -> None:
@@ -210,13 +199,13 @@ async def test_it_stands_aside_when_the_rest_has_not_been_seen(ngram: DrafterCli
 
 
 @asynccontextmanager
-async def remembering(memory_mib: int = 1) -> AsyncIterator[tuple[NgramService, DrafterClient]]:
-    service = NgramService(ServeNgram(NgramOptions(memory_mib=memory_mib)))
+async def remembering(memory_mib: int = 1) -> AsyncIterator[tuple[ngrams.NgramService, DrafterClient]]:
+    service = ngrams.NgramService(ngrams.ServeNgram(NgramOptions(memory_mib=memory_mib)))
     async with Server(DRAFTER, service, AT_ONCE) as server, DrafterClient(server.address) as client:
         yield service, client
 
 
-async def settled(client: DrafterClient, service: NgramService) -> None:
+async def settled(client: DrafterClient, service: ngrams.NgramService) -> None:
     """All sessions that have closed are remembered: on one link what is sent first comes first."""
     async with client.session(OPEN):
         await asyncio.wrap_future(service._sorting.submit(int))
@@ -226,7 +215,7 @@ FACT = Letters("the moon is made of green cheese, as everybody knows")
 ASKED = from_bytes(b"What is it? It is: ")
 
 
-async def heard(client: DrafterClient, service: NgramService, scope: str, text: Letters = FACT) -> None:
+async def heard(client: DrafterClient, service: ngrams.NgramService, scope: str, text: Letters = FACT) -> None:
     """A session whose output is this text."""
     async with client.session(OpenDrafter(ASKED, SamplingOptions(), None, 0, scope=scope)) as session:
         await session.draft(Draft(1, 0, text, 4))

@@ -16,8 +16,7 @@ from crossdraft.text.letters import NOTHING, Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient
-from tests.tables import pseudo_distribution
-from tests.vocabularies import toy_vocabulary
+from tests.tables import pseudo_distribution, toy_vocabulary
 
 VOCABULARIES = {
     "nested": ("a", "b", "ab", "aba", "ba"),

@@ -40,7 +40,7 @@ from tests.engine.gathering import nothing
 from tests.rpc.linked import Direct, Noted
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import direct
-from tests.vocabularies import toy_vocabulary
+from tests.tables import toy_vocabulary
 
 PROMPT = from_bytes(b"The quick brown fox")
 WARM = SamplingOptions(temperature=0.8)

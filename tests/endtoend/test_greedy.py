@@ -32,10 +32,7 @@ COPYING = tuple(name for name in ACROSS if not METHODS[name].shared_only)
 PAIRS = tuple(
     (method, DRAFTERS[place % (len(DRAFTERS) - METHODS[method].shared_only)]) for place, method in enumerate(ACROSS)
 )
-SERVED, AFFINE = (
-    (TARGET, *DRAFTERS, EAGLE, NGRAM),
-    DRAFTERS if FULL else (dict(PAIRS)["rdk"],),
-)  # of tests/endtoend/conftest
+SERVED, AFFINE = (TARGET, *DRAFTERS, EAGLE, NGRAM), DRAFTERS if FULL else (dict(PAIRS)["rdk"],)  # of the conftest
 OVERLAPPING = tuple((method, drafter) for method, drafter in PAIRS if not METHODS[method].whole_draft)
 BIASES = (("\n", -4.0), (" self", 3.0), ("(", -100.0), (" =", 1.5))  # tokens by their text
 OPTIONS = {

@@ -16,18 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from crossdraft.engine import attention
+from crossdraft.engine import batch as batches
 from crossdraft.engine.attention import LayerLayout, Layout, Layouts, Scores, Window, attend
-from crossdraft.engine.batch import (
-    ALONE,
-    CALL,
-    NextTokens,
-    StepInputs,
-    batch_of,
-    grouped,
-    numbers_of,
-    too_large,
-    visible,
-)
 from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, common_prefix, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree, tree_of
@@ -49,7 +39,7 @@ def piece(number: int, start: int, size: int, held: int, tree: TokenTree = NO_TR
 
 
 def starts(pieces: list[InputTokens], heads: int = 4) -> list[list[int]]:
-    return [[one.extents[0].start for one in group] for group in grouped(pieces, heads)]
+    return [[one.extents[0].start for one in group] for group in batches.grouped(pieces, heads)]
 
 
 def test_extents_of_one_size_at_equal_distances_are_one_group() -> None:
@@ -64,14 +54,14 @@ def test_extents_of_one_size_at_equal_distances_are_one_group() -> None:
 
 def test_long_pieces_attend_alone_and_wide_ones_with_their_like() -> None:
     wide = tree_of([tuple(range(30))], 40)
-    long = [piece(n, 256 * n, 256, 20, text=ALONE + 1) for n in (0, 1)]
+    long = [piece(n, 256 * n, 256, 20, text=batches.ALONE + 1) for n in (0, 1)]
     assert starts([*long, piece(2, 512, 256, 200), piece(3, 768, 256, 200, wide)]) == [[0], [256], [512], [768]]
 
 
 def test_a_much_shorter_session_attends_apart() -> None:
     short, others = piece(0, 0, 512, 260), [piece(n, 512 * n, 512, 500) for n in (1, 2)]
     assert starts([short, *others], heads=1) == [[0, 512, 1024]]
-    assert starts([short, *others], heads=CALL) == [[0], [512, 1024]]
+    assert starts([short, *others], heads=batches.CALL) == [[0], [512, 1024]]
 
 
 def sessions(data: st.DataObject, most: int = 6, longest: int = 40) -> list[InputTokens]:
@@ -126,7 +116,7 @@ def check(
 @settings(max_examples=examples(25, 100))
 @given(st.data())
 def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
-    batch = batch_of(sessions(data), data.draw(st.sampled_from([1, CALL])), torch.float32, CPU, WINDOWS)
+    batch = batches.batch_of(sessions(data), data.draw(st.sampled_from([1, batches.CALL])), torch.float32, CPU, WINDOWS)
     check(data, batch.layouts, batch.slices)
     (mapping,) = batch.slot_mappings
     target = torch.arange(PLACES)[mapping] if isinstance(mapping, slice) else mapping
@@ -134,8 +124,10 @@ def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
 
 
 def marks_of(slices: Sequence[InputTokens], padding: int) -> tuple[Tensor, ...]:
-    numbers = numbers_of(slices, sum(one.count for one in slices) + padding, WINDOWS, [PLACES - 1] * len(WINDOWS))
-    return StepInputs.of(torch.from_numpy(numbers)).marks
+    numbers = batches.numbers_of(
+        slices, sum(one.count for one in slices) + padding, WINDOWS, [PLACES - 1] * len(WINDOWS)
+    )
+    return batches.StepInputs.of(torch.from_numpy(numbers)).marks
 
 
 @settings(max_examples=examples(25, 100))
@@ -226,7 +218,7 @@ def _expected(
     """Token by token and head by head."""
     rows = []
     for one in pieces:
-        for seen in torch.from_numpy(visible([one], one.count, one.used(), window)[0]):
+        for seen in torch.from_numpy(batches.visible([one], one.count, one.used(), window)[0]):
             places = one.extents[0].start + seen.nonzero()[:, 0]
             heads = []
             for head, asked in enumerate(query[:, len(rows)]):
@@ -267,15 +259,15 @@ def test_a_common_prefix_is_as_long_as_the_ids_are_equal(
 def test_the_numbers_that_follow_are_those_of_the_tokens_after(places: list[tuple[int, int]], steps: int) -> None:
     """Layers with a window have their tokens from a base on."""
     extents = [(Extent(128 * at, 128), Extent(128 * at + 4096, 64, base)) for at, (_, base) in enumerate(places)]
-    tokens, rest = NextTokens([place for place, _ in places], extents), (len(places) + 2, WINDOWS, [9999] * 3)
+    tokens, rest = batches.NextTokens([place for place, _ in places], extents), (len(places) + 2, WINDOWS, [9999] * 3)
     found = tokens.numbers(*rest, steps)
     assert len(found) == steps
     for step, later in enumerate(found):
-        np.testing.assert_array_equal(later, numbers_of(tokens.slices(step), *rest))
+        np.testing.assert_array_equal(later, batches.numbers_of(tokens.slices(step), *rest))
 
 
 def test_a_tree_with_more_nodes_than_a_number_has_bits_is_too_large_and_a_chain_is_not() -> None:
     text, chain = piece(0, 0, 128, 9), TokenTree.chain((7,) * (MOST_NODES + 1))
     trees = [TokenTree((1,) * nodes, (ROOT,) * nodes) for nodes in (63, MOST_NODES + 1)]
-    assert not too_large([piece(1, 0, 128, 9, chain), piece(2, 0, 128, 3, trees[0])])
-    assert too_large([text, piece(1, 0, 128, 9, trees[1])])
+    assert not batches.too_large([piece(1, 0, 128, 9, chain), piece(2, 0, 128, 3, trees[0])])
+    assert batches.too_large([text, piece(1, 0, 128, 9, trees[1])])

@@ -9,23 +9,10 @@ from typing import Any
 
 import pytest
 
+from crossdraft.engine import scheduler as schedulers
 from crossdraft.engine import scheduler as scheduling
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.scheduler import (
-    LEAST,
-    LEAST_TURN,
-    REACH,
-    WAIT,
-    Admission,
-    Pause,
-    ReturnTimes,
-    Scheduler,
-    StepCosts,
-    divided,
-    is_long,
-    worth_waiting,
-)
 from crossdraft.types.trees import TokenTree
 
 CHUNK = 512
@@ -89,7 +76,7 @@ def line(base: float, each: float) -> Callable[[int], float]:
 
 def simulated(clients: list[Client], seconds: Callable[[int], float], until: float) -> World:
     """Lets clients and a device go on until a time."""
-    scheduler, world = Scheduler(CHUNK), World()
+    scheduler, world = schedulers.Scheduler(CHUNK), World()
     coming = {client.name: client.begins for client in clients}
     named = {client.name: client for client in clients}
     now = 0.0
@@ -101,7 +88,7 @@ def simulated(clients: list[Client], seconds: Callable[[int], float], until: flo
         waiting = [client for client in clients if client.asked is not None]
         asking = [ready(one.name, one.asked, one.left, one.end, began=one.began) for one in waiting]
         decided = scheduler.next(asking, now)
-        if isinstance(decided, Pause):
+        if isinstance(decided, schedulers.Pause):
             later = [] if decided.seconds is None else [now + decided.seconds]
             following = min([*coming.values(), *later, until])
             now = max(following, now + 1e-9)
@@ -186,7 +173,7 @@ def test_nobody_starves_whatever_the_others_ask() -> None:
     ends = [answer.ended for client in flood for answer in world.of(client.name)]
     assert len(ends) > 10
     assert world.of("p0")[0].ended < 6  # the oldest prompt has its share, however many come after it
-    assert all(sum(step.tokens.values()) <= CHUNK + LEAST for step in world.steps)
+    assert all(sum(step.tokens.values()) <= CHUNK + schedulers.LEAST for step in world.steps)
 
 
 @pytest.mark.parametrize(("count", "gain"), [(2, 1.4), (16, 1.1)])
@@ -216,7 +203,7 @@ def test_a_session_whose_companion_left_soon_waits_no_more() -> None:
     assert max(late) == 0
 
 
-def expecting(scheduler: Scheduler) -> float:
+def expecting(scheduler: schedulers.Scheduler) -> float:
     """A scheduler that expects eight sessions back in a moment, from the returned time on."""
     for _ in range(20):
         scheduler.stepped(6, 0.02)
@@ -231,12 +218,12 @@ def expecting(scheduler: Scheduler) -> float:
 
 @pytest.mark.parametrize(("halves", "most"), [(True, 2 * 0.01 + 0.02), (False, scheduling.MOST_PUT_OFF * 0.02)])
 def test_no_pause_is_longer_in_all_than_a_round_or_its_share_of_a_step(halves: bool, most: float) -> None:
-    scheduler = Scheduler(CHUNK)
+    scheduler = schedulers.Scheduler(CHUNK)
     scheduler.halves = halves
     for tokens in range(1, 100):
         scheduler.stepped(tokens, 0.02)
     began = now = expecting(scheduler)
-    while isinstance(decided := scheduler.next([ready("z", began, 6, 6)], now), Pause):
+    while isinstance(decided := scheduler.next([ready("z", began, 6, 6)], now), schedulers.Pause):
         now += 0.0005
         for name in "abcdefgh":  # they put it off again and again
             scheduler.returns.answered(name, now - 0.009)
@@ -244,15 +231,15 @@ def test_no_pause_is_longer_in_all_than_a_round_or_its_share_of_a_step(halves: b
     assert [one.tokens for one in decided] == [6]
 
 
-def stepped(scheduler: Scheduler, *asked: ForwardRequest, at: float = 4.0) -> list[ForwardRequest]:
+def stepped(scheduler: schedulers.Scheduler, *asked: ForwardRequest, at: float = 4.0) -> list[ForwardRequest]:
     decided = scheduler.next(asked, at)
-    assert not isinstance(decided, Pause)
+    assert not isinstance(decided, schedulers.Pause)
     return decided
 
 
-def going_round(count: int, each: float = 1e-5) -> tuple[Scheduler, float]:
+def going_round(count: int, each: float = 1e-5) -> tuple[schedulers.Scheduler, float]:
     """A scheduler with so many sessions that are 20 ms away after each step of 6 ms, and all have been for 10."""
-    scheduler = Scheduler(CHUNK)
+    scheduler = schedulers.Scheduler(CHUNK)
     scheduler.halves = True
     for tokens in range(1, 100):
         scheduler.stepped(tokens, 0.006 + each * tokens)
@@ -271,7 +258,7 @@ def test_beside_another_model_a_step_has_half_of_those_that_go_round() -> None:
     scheduler, now = going_round(8)
     for count in range(1, 8):
         decided = scheduler.next(asking(*range(count), at=now), now)
-        assert isinstance(decided, Pause if count < 4 else list), count
+        assert isinstance(decided, schedulers.Pause if count < 4 else list), count
     assert isinstance(scheduler.next(asking(0, text=100, at=now), now), list)  # a prompt
     assert isinstance(scheduler.next([replace(asking(0, at=now)[0], back=False)], now), list)
     assert isinstance(scheduler.next(asking(0, at=now), now + 0.1), list)  # the others are late
@@ -285,11 +272,11 @@ def test_who_is_back_at_once_waits_for_nobody_that_is_long_away_nor_where_a_step
     assert isinstance(scheduler.next(asking("near", at=now), now), list)
     for each, waits in ((1e-5, True), (0.002, False)):
         scheduler, now = going_round(8, each)
-        assert isinstance(scheduler.next(asking(0, at=now), now - 0.009), Pause) == waits
+        assert isinstance(scheduler.next(asking(0, at=now), now - 0.009), schedulers.Pause) == waits
 
 
 def test_nobody_is_waited_for_where_a_shared_step_saves_nothing() -> None:
-    scheduler = Scheduler(CHUNK, shared=False)
+    scheduler = schedulers.Scheduler(CHUNK, shared=False)
     now = expecting(scheduler)
     for name in "abcdefgh":
         scheduler.returns.answered(name, now - 0.009)
@@ -297,19 +284,19 @@ def test_nobody_is_waited_for_where_a_shared_step_saves_nothing() -> None:
 
 
 def test_the_rule_of_waiting() -> None:
-    assert worth_waiting(1, 0.02, []) == 0
-    assert worth_waiting(1, 0.02, [0.003]) == 0.003
-    assert worth_waiting(1, 0.02, [0.011]) == 0  # d / 2 is 10 ms
-    assert worth_waiting(15, 0.02, [0.003]) == 0  # fifteen wait for one
-    assert worth_waiting(1, 0.02, [0.003, 0.004, 0.019]) == 0.004
-    assert worth_waiting(1, 0.0, [0.003]) == 0
+    assert schedulers.worth_waiting(1, 0.02, []) == 0
+    assert schedulers.worth_waiting(1, 0.02, [0.003]) == 0.003
+    assert schedulers.worth_waiting(1, 0.02, [0.011]) == 0  # d / 2 is 10 ms
+    assert schedulers.worth_waiting(15, 0.02, [0.003]) == 0  # fifteen wait for one
+    assert schedulers.worth_waiting(1, 0.02, [0.003, 0.004, 0.019]) == 0.004
+    assert schedulers.worth_waiting(1, 0.0, [0.003]) == 0
 
 
 def test_works_that_exceed_a_chunk_take_turns_by_age_and_one_alone_is_never_too_large() -> None:
-    scheduler = Scheduler(64)
+    scheduler = schedulers.Scheduler(64)
     found = stepped(scheduler, ready("c", 3.0, 40, 40), ready("a", 1.0, 40, 40), ready("b", 2.0, 20, 20))
     assert [(one.session, one.tokens) for one in found] == [("a", 40), ("b", 20)]
-    assert scheduler.next([], 4.0) == Pause(None)
+    assert scheduler.next([], 4.0) == schedulers.Pause(None)
     assert [one.tokens for one in stepped(scheduler, ready("a", 1.0, 200, 200))] == [200]
     assert [one.tokens for one in stepped(scheduler, ready("a", 1.0, 0))] == [1]  # an answer all the same
 
@@ -323,16 +310,16 @@ def test_who_asks_for_the_largest_trees_keeps_nobody_out_of_a_step() -> None:
 
 
 def test_the_rest_of_a_prompt_is_divided_as_before() -> None:
-    assert not is_long(ready("a", 0.0, 12))
-    assert is_long(ready("a", 0.0, 12, began=0.0))
-    assert not is_long(ready("a", 0.0, 7, 7, began=0.0))
-    assert divided([1000, 50, 60], 80) == [40, 40, 0]
-    assert divided([10, 50, 60], 80) == [10, 50, 20]
-    assert divided([1000, 5], 80) == [75, 5]
+    assert not schedulers.is_long(ready("a", 0.0, 12))
+    assert schedulers.is_long(ready("a", 0.0, 12, began=0.0))
+    assert not schedulers.is_long(ready("a", 0.0, 7, 7, began=0.0))
+    assert schedulers.divided([1000, 50, 60], 80) == [40, 40, 0]
+    assert schedulers.divided([10, 50, 60], 80) == [10, 50, 20]
+    assert schedulers.divided([1000, 5], 80) == [75, 5]
 
 
-def learned(steps: list[tuple[int, float]]) -> StepCosts:
-    costs = StepCosts()
+def learned(steps: list[tuple[int, float]]) -> schedulers.StepCosts:
+    costs = schedulers.StepCosts()
     for tokens, seconds in steps:
         costs.observe(tokens, seconds)
     return costs
@@ -351,9 +338,9 @@ def test_more_than_any_step_had_is_taken_to_last_longer_and_is_not_tried_at_once
     costs = learned([(6, 0.03)] * 50)
     assert costs.seconds(6) == pytest.approx(0.03)
     assert 0.03 < costs.seconds(12) < 0.06
-    assert 6 < costs.tokens(0.06) <= REACH * 6
+    assert 6 < costs.tokens(0.06) <= schedulers.REACH * 6
     flat = learned([(size, 0.01) for size in range(1, 9)])
-    assert flat.tokens(1.0) == REACH * 8
+    assert flat.tokens(1.0) == schedulers.REACH * 8
 
 
 def test_one_stall_changes_little_and_a_machine_that_became_slower_is_noticed() -> None:
@@ -368,7 +355,7 @@ def test_one_stall_changes_little_and_a_machine_that_became_slower_is_noticed() 
 def test_nothing_is_known_before_the_first_step_and_a_step_without_time_or_tokens_says_nothing() -> None:
     costs = learned([(5, 0.0)])
     assert costs.seconds(100) == 0.0
-    assert costs.tokens(1.0) == REACH
+    assert costs.tokens(1.0) == schedulers.REACH
     costs = learned([(6, 0.02)] * 50 + [(0, 5e-5)])  # a forward that failed, or whose tokens are all cached
     assert costs.seconds(6) == pytest.approx(0.02)
 
@@ -379,10 +366,10 @@ def test_no_estimate_is_negative_or_falls_with_tokens(steps: list[tuple[int, flo
     times = [costs.seconds(size) for size in range(0, 600, 50)]
     assert times == sorted(times)
     assert times[0] >= -1e-12
-    assert costs.tokens(0.05) <= REACH * 100
+    assert costs.tokens(0.05) <= schedulers.REACH * 100
 
 
-def visited(returns: ReturnTimes, session: str, gaps: list[float], now: float = 0.0) -> float:
+def visited(returns: schedulers.ReturnTimes, session: str, gaps: list[float], now: float = 0.0) -> float:
     """Asks, and is answered at once, with these gaps between; when that ended, with an answer."""
     returns.asked(session, now)
     for gap in gaps:
@@ -394,7 +381,7 @@ def visited(returns: ReturnTimes, session: str, gaps: list[float], now: float = 
 
 
 def test_a_session_is_expected_when_it_came_back_before_and_one_that_varies_later() -> None:
-    returns = ReturnTimes()
+    returns = schedulers.ReturnTimes()
     now = visited(returns, "a", [0.003] * 50)
     assert returns.expected(now)["a"] == pytest.approx(0.003, abs=1e-4)
     assert returns.expected(now + 0.002)["a"] == pytest.approx(0.001, abs=1e-4)
@@ -403,7 +390,7 @@ def test_a_session_is_expected_when_it_came_back_before_and_one_that_varies_late
 
 
 def test_whoever_asks_or_is_late_or_over_is_not_expected() -> None:
-    returns = ReturnTimes()
+    returns = schedulers.ReturnTimes()
     now = visited(returns, "a", [0.003] * 9)
     assert set(returns.expected(now)) == {"a"}
     assert not returns.expected(now + 0.1)
@@ -416,7 +403,7 @@ def test_whoever_asks_or_is_late_or_over_is_not_expected() -> None:
 
 
 def test_a_session_that_never_came_back_is_expected_as_others_are() -> None:
-    returns = ReturnTimes()
+    returns = schedulers.ReturnTimes()
     returns.asked("first", 0.0)
     returns.answered("first", 0.0)
     assert not returns.expected(0.0)  # nobody ever came back: nothing is known
@@ -428,7 +415,7 @@ def test_a_session_that_never_came_back_is_expected_as_others_are() -> None:
 
 
 def test_one_long_absence_says_little_and_a_lasting_one_is_learned() -> None:
-    returns = ReturnTimes()
+    returns = schedulers.ReturnTimes()
     now = visited(returns, "a", [*[0.003] * 50, 5.0])
     assert returns.expected(now)["a"] < 0.02
     now = visited(returns, "a", [0.05] * 50, now)
@@ -437,7 +424,7 @@ def test_one_long_absence_says_little_and_a_lasting_one_is_learned() -> None:
 
 def test_a_session_that_is_back_much_sooner_is_expected_so_at_once() -> None:
     """After rounds, in which a whole draft came first, it drafts beside passes: an average would need 30 steps."""
-    returns = ReturnTimes()
+    returns = schedulers.ReturnTimes()
     now = visited(returns, "a", [0.04] * 50)
     now = visited(returns, "a", [0.002] * 2, now)
     assert returns.expected(now)["a"] < 0.005
@@ -467,7 +454,7 @@ class Service:
 
     def __init__(self, size: int) -> None:
         self.cache = Cache(size)
-        self.admission = Admission(self.cache.admits, self.cache.close)
+        self.admission = schedulers.Admission(self.cache.admits, self.cache.close)
 
     def step(
         self, requests: list[Request], now: float, expected: tuple[str, ...] = (), answers: bool = True
@@ -478,7 +465,7 @@ class Service:
                 self.cache.sessions.add(request.session)
                 self.admission.stepped(request.session, now)
                 if answers:
-                    self.admission.answered(request, now, StepCosts())
+                    self.admission.answered(request, now, schedulers.StepCosts())
                 stepped.append(str(request.session))
         return stepped
 
@@ -507,7 +494,7 @@ def test_idle_sessions_give_their_places_at_once_the_least_recently_used_first()
 def test_who_is_expected_back_keeps_its_places_for_its_turn() -> None:
     service = Service(1)
     service.step([asks("a")], 0.0)
-    late = max(WAIT, LEAST_TURN)
+    late = max(schedulers.WAIT, schedulers.LEAST_TURN)
     assert service.step([asks("b", 0.1)], 0.2, expected=("a",)) == []
     assert service.step([asks("b", 0.1)], 0.1 + late, expected=("a",)) == ["b"]
 
@@ -522,7 +509,7 @@ def test_sessions_take_turns_and_all_get_as_much() -> None:
             asked[name] = now
     assert sum(served.values()) > 0.95 * 3 * 1500  # places are never idle
     assert max(served.values()) < 1.3 * min(served.values())
-    assert service.admission.preemptions < 15 / LEAST_TURN * 3
+    assert service.admission.preemptions < 15 / schedulers.LEAST_TURN * 3
 
 
 def test_one_whose_prompt_is_being_fed_is_not_driven_out_before_its_first_answer() -> None:
@@ -531,7 +518,7 @@ def test_one_whose_prompt_is_being_fed_is_not_driven_out_before_its_first_answer
     assert service.step([asks("a"), asks("b")], 60.0, answers=False) == ["a"]
     service.step([asks("a"), asks("b")], 60.0)
     assert service.step([asks("b"), asks("a", 60.1)], 60.1) == ["a"]
-    assert service.step([asks("b"), asks("a", 60.1)], 60.0 + LEAST_TURN) == ["b"]
+    assert service.step([asks("b"), asks("a", 60.1)], 60.0 + schedulers.LEAST_TURN) == ["b"]
 
 
 def test_what_becomes_free_is_for_whoever_waited_longest() -> None:
@@ -542,12 +529,12 @@ def test_what_becomes_free_is_for_whoever_waited_longest() -> None:
 
     service = Service(2)
     service.cache = Sized(2)
-    service.admission = Admission(service.cache.admits, service.cache.close)
+    service.admission = schedulers.Admission(service.cache.admits, service.cache.close)
     assert service.step([Request(name, (1,), asked=0.4) for name in "st"], 0.4) == ["s", "t"]
     large, later = Request("large", (1, 2), asked=0.1), Request("u", (1,), asked=0.2)
     service.admission.close("t")
-    assert service.step([large, later], 0.1 + WAIT, expected=("s",)) == []  # not "u", which would fit
-    assert service.step([large, later], 0.4 + LEAST_TURN, expected=("s",)) == ["large"]
+    assert service.step([large, later], 0.1 + schedulers.WAIT, expected=("s",)) == []  # not "u", which would fit
+    assert service.step([large, later], 0.4 + schedulers.LEAST_TURN, expected=("s",)) == ["large"]
 
 
 def test_if_nobody_can_go_on_somebody_gives_way_at_once() -> None:
@@ -559,7 +546,7 @@ def test_if_nobody_can_go_on_somebody_gives_way_at_once() -> None:
 
     service = Service(2)
     service.cache = Growing(2)
-    service.admission = Admission(service.cache.admits, service.cache.close)
+    service.admission = schedulers.Admission(service.cache.admits, service.cache.close)
     service.step([asks("a"), asks("b")], 0.0)
     service.cache.full = True  # each needs more than it has
     assert service.step([asks("a", 0.1), asks("b", 0.1)], 0.1) == ["a"]

@@ -7,44 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import Message
 
+from crossdraft.rpc import generation
 from crossdraft.rpc.codec import decode_description, encode_description
 from crossdraft.rpc.frames import DRAFTER, TARGET, EndSession, FrameCodec, SessionEnded
-from crossdraft.rpc.generation import (
-    Committed,
-    Generate,
-    OutputEnded,
-    decode_models,
-    decode_reply,
-    decode_request,
-    encode_models,
-    encode_reply,
-    encode_request,
-)
 from crossdraft.session.events import Reason
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import ControlRole, Letters, Side
-from crossdraft.types.messages import (
-    Advance,
-    Branch,
-    Description,
-    Draft,
-    Drafted,
-    FetchRow,
-    NoiseKey,
-    OpenDrafter,
-    Opened,
-    OpenTarget,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Sample,
-    SamplingOptions,
-    Score,
-    Scored,
-    ScorePrompt,
-)
+from crossdraft.types import messages
 from crossdraft.types.output import ServedModel, Token
 from crossdraft.types.request import Chat, GenerationRequest, Overlap
 from crossdraft.types.request import Message as ChatMessage
@@ -89,14 +58,14 @@ FROM_TARGET = frame(TARGET.server(None), TARGET.client(None))
 TO_DRAFTER = frame(DRAFTER.client(None), DRAFTER.server(None))
 FROM_DRAFTER = frame(DRAFTER.server(None), DRAFTER.client(None))
 DESCRIPTION = message(DescriptionMessage, encode_description, decode_description)
-TO_FRONT = message(GenerateRequest, encode_request, decode_request)
-FROM_FRONT = message(GenerateReply, encode_reply, decode_reply)
-MODELS = message(ModelsReply, encode_models, decode_models)
-OPTIONS = SamplingOptions(0.7, 40, 0.9, 0.05, 1.1, -0.5, logit_bias=((3, 2.5), (299, -100.0)))
-BANS = SamplingOptions(
+TO_FRONT = message(GenerateRequest, generation.encode_request, generation.decode_request)
+FROM_FRONT = message(GenerateReply, generation.encode_reply, generation.decode_reply)
+MODELS = message(ModelsReply, generation.encode_models, generation.decode_models)
+OPTIONS = messages.SamplingOptions(0.7, 40, 0.9, 0.05, 1.1, -0.5, logit_bias=((3, 2.5), (299, -100.0)))
+BANS = messages.SamplingOptions(
     frequency_penalty=0.5, allowed_token_ids=(1, 299), bad_word_ids=((1,), (2, 299)), min_tokens=3, end_ids=(7,)
 )
-NOISE = NoiseKey(2**64 - 3, 7)
+NOISE = messages.NoiseKey(2**64 - 3, 7)
 LETTERS = Letters("a\xe2\x82 " + ControlRole.END_OF_TURN.letter + Side.TARGET.control(5) + Side.DRAFTER.control(0))
 
 
@@ -122,66 +91,66 @@ CONTROLS = ((1, "BEGIN_OF_SEQUENCE"), (2, "END_OF_SEQUENCE"))
 TEMPLATE = ChatTemplate("{{ messages }}", (("bos_token", "<s>"),))
 WITH_ROWS = (DraftToken(5, WHOLE, Whose.DRAFTER), DraftToken(299, WHOLE, Whose.DRAFTER))
 LOGGED = replace(WHOLE, log_probabilities=np.array([-0.5, -2.0]), likely=((5, -0.5),))
-SAMPLES = (Sample(5, -0.5, ((5, -0.5), (6, -1.25))), Sample(7, -3.0, ((8, -0.25), (7, -3.0))))
+SAMPLES = (messages.Sample(5, -0.5, ((5, -0.5), (6, -1.25))), messages.Sample(7, -3.0, ((8, -0.25), (7, -3.0))))
 LIKELY = ((5, b"\xe2\x82", -0.5), (6, b"", -1.0))
 TO_TARGETS: dict[str, object] = {
-    "target open": OpenTarget((1, 299, 7), OPTIONS, NOISE, 32, 5, True),
-    "target open, defaults": OpenTarget((1,), SamplingOptions(), None),
-    "pass over a tree": Pass(
+    "target open": messages.OpenTarget((1, 299, 7), OPTIONS, NOISE, 32, 5, True),
+    "target open, defaults": messages.OpenTarget((1,), messages.SamplingOptions(), None),
+    "pass over a tree": messages.Pass(
         3, (5, 6), TokenTree((8, 9, 10, 11), (-1, 0, 0, -1)), (ids(1, 2), ids(), ids(299)), (0, 2, 4)
     ),
-    "pass over a chain": Pass(2**32 - 1, (), TokenTree((8, 9, 10), (-1, 0, 1)), draws=True),
-    "pass that runs": Pass(4, (5,), TokenTree((), ()), draws=True, run=16),
-    "fetch ids": FetchRow(3, 2, ids(4, 256)),
-    "fetch all": FetchRow(3, 0),
-    "run to": RunTo(4, 40),
-    "target open, bans": OpenTarget((1,), BANS, None, likely=0, stop_ids=(7,)),
-    "score prompt": ScorePrompt(1, 5),
+    "pass over a chain": messages.Pass(2**32 - 1, (), TokenTree((8, 9, 10), (-1, 0, 1)), draws=True),
+    "pass that runs": messages.Pass(4, (5,), TokenTree((), ()), draws=True, run=16),
+    "fetch ids": messages.FetchRow(3, 2, ids(4, 256)),
+    "fetch all": messages.FetchRow(3, 0),
+    "run to": messages.RunTo(4, 40),
+    "target open, bans": messages.OpenTarget((1,), BANS, None, likely=0, stop_ids=(7,)),
+    "score prompt": messages.ScorePrompt(1, 5),
     "target closed": EndSession(),
 }
 FROM_TARGETS: dict[str, object] = {
-    "target opened": Opened("abc123"),
-    "pass done, rows": PassDone(3, (HEAD, WHOLE, Row.certain(4)), 0.0125, 0.001),
-    "pass done, samples": PassDone(4, SAMPLES, 0.5),
-    "pass done, of a run": PassDone(4, (Sample(5, -0.5),), 0.5, 0.25, True, 2, 3, 90, 6),
-    "row fetched, head": RowFetched(3, 2, HEAD),
-    "row fetched, whole": RowFetched(3, 2, WHOLE),
-    "pass done, log-probabilities": PassDone(3, (LOGGED, WHOLE), 0.0125),
-    "prompt scored": PromptScored(1, (Sample(5, -0.5, ((5, -0.5),), 1),), 0.5, True),
+    "target opened": messages.Opened("abc123"),
+    "pass done, rows": messages.PassDone(3, (HEAD, WHOLE, Row.certain(4)), 0.0125, 0.001),
+    "pass done, samples": messages.PassDone(4, SAMPLES, 0.5),
+    "pass done, of a run": messages.PassDone(4, (messages.Sample(5, -0.5),), 0.5, 0.25, True, 2, 3, 90, 6),
+    "row fetched, head": messages.RowFetched(3, 2, HEAD),
+    "row fetched, whole": messages.RowFetched(3, 2, WHOLE),
+    "pass done, log-probabilities": messages.PassDone(3, (LOGGED, WHOLE), 0.0125),
+    "prompt scored": messages.PromptScored(1, (messages.Sample(5, -0.5, ((5, -0.5),), 1),), 0.5, True),
     "session ended": SessionEnded(11, "the context is full"),
 }
 TO_DRAFTERS: dict[str, object] = {
-    "drafter open": OpenDrafter(LETTERS, OPTIONS, NOISE, 64, ids(3, 9, 200), "digest", True, True),
-    "drafter open, defaults": OpenDrafter(Letters("a"), SamplingOptions(), None, 0),
-    "draft": Draft(5, 2**40, LETTERS, 12, 4, 3, 2, 9, 6),
-    "draft, defaults": Draft(1, 0, Letters(""), 5),
-    "advance": Advance(5, 16),
-    "score": Score(5, 77, (Letters("ab"), LETTERS), 3),
+    "drafter open": messages.OpenDrafter(LETTERS, OPTIONS, NOISE, 64, ids(3, 9, 200), "digest", True, True),
+    "drafter open, defaults": messages.OpenDrafter(Letters("a"), messages.SamplingOptions(), None, 0),
+    "draft": messages.Draft(5, 2**40, LETTERS, 12, 4, 3, 2, 9, 6),
+    "draft, defaults": messages.Draft(1, 0, Letters(""), 5),
+    "advance": messages.Advance(5, 16),
+    "score": messages.Score(5, 77, (Letters("ab"), LETTERS), 3),
 }
 FROM_DRAFTERS: dict[str, object] = {
-    "drafter opened": Opened("abc123"),
-    "drafted, rows": Drafted(5, WITH_ROWS, 0.003, "", 4, (), 0.001),
-    "drafted, target's ids": Drafted(5, (DraftToken(5, None, Whose.TARGET),), 0.003),
-    "drafted, branches": Drafted(
-        5, (DraftToken(5, None, Whose.DRAFTER),), 0.0, branches=(Branch(2, 70, Letters("xy"), (1, 2, 299)),)
+    "drafter opened": messages.Opened("abc123"),
+    "drafted, rows": messages.Drafted(5, WITH_ROWS, 0.003, "", 4, (), 0.001),
+    "drafted, target's ids": messages.Drafted(5, (DraftToken(5, None, Whose.TARGET),), 0.003),
+    "drafted, branches": messages.Drafted(
+        5, (DraftToken(5, None, Whose.DRAFTER),), 0.0, branches=(messages.Branch(2, 70, Letters("xy"), (1, 2, 299)),)
     ),
-    "drafted, stands aside": Drafted(5, (), 0.0, "its context is full"),
-    "scored": Scored(5, np.array([1.0, 0.0, 0.3]), 0.004),
+    "drafted, stands aside": messages.Drafted(5, (), 0.0, "its context is full"),
+    "scored": messages.Scored(5, np.array([1.0, 0.0, 0.3]), 0.004),
 }
 TO_FRONTS: dict[str, object] = {
-    "generate, text": Generate(ASKED, "r-1", "m", "d"),
-    "generate, ids": Generate(GenerationRequest((1, 299, 2**32 - 1), overlap=Overlap.OFF)),
-    "generate, chat": Generate(GenerationRequest(CHAT)),
+    "generate, text": generation.Generate(ASKED, "r-1", "m", "d"),
+    "generate, ids": generation.Generate(GenerationRequest((1, 299, 2**32 - 1), overlap=Overlap.OFF)),
+    "generate, chat": generation.Generate(GenerationRequest(CHAT)),
 }
 FROM_FRONTS: dict[str, object] = {
-    "token": Committed((Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, LIKELY),), 12.5),
-    "token, corrected": Committed((Token(6, "a", b"a", Kind.CORRECTED, None),), 0.0),
-    "token, bonus": Committed((Token(7, "b", b"b", Kind.BONUS, 0.0),), 1.0),
-    "tokens of one pass": Committed(
+    "token": generation.Committed((Token(5, "", b"\xe2\x82", Kind.ACCEPTED, -0.5, LIKELY),), 12.5),
+    "token, corrected": generation.Committed((Token(6, "a", b"a", Kind.CORRECTED, None),), 0.0),
+    "token, bonus": generation.Committed((Token(7, "b", b"b", Kind.BONUS, 0.0),), 1.0),
+    "tokens of one pass": generation.Committed(
         (Token(5, "a", b"a", Kind.ACCEPTED, None), Token(7, "b", b"b", Kind.BONUS, None)), 1.0
     ),
     **{
-        f"ended, {reason.value}": OutputEnded(reason, figures, "r-1")
+        f"ended, {reason.value}": generation.OutputEnded(reason, figures, "r-1")
         for reason, figures in zip(Reason, (FIGURES, FIGURES, NONE, NONE), strict=True)
     },
 }
@@ -192,7 +161,10 @@ VALUES = {  # by name: how it travels, and what
         (FROM_TARGET, FROM_TARGETS),
         (TO_DRAFTER, TO_DRAFTERS),
         (FROM_DRAFTER, FROM_DRAFTERS),
-        (DESCRIPTION, {"description": Description("m", "{}", CONTROLS, (2, 3), SIZE, 512, "f0", "d1", True, TEMPLATE)}),
+        (
+            DESCRIPTION,
+            {"description": messages.Description("m", "{}", CONTROLS, (2, 3), SIZE, 512, "f0", "d1", True, TEMPLATE)},
+        ),
         (TO_FRONT, TO_FRONTS),
         (FROM_FRONT, FROM_FRONTS),
         (

@@ -12,22 +12,8 @@ from typing import Any
 import msgpack
 
 from crossdraft.rpc.generation import Generate
+from crossdraft.session import events
 from crossdraft.session.assignment import Secrets
-from crossdraft.session.events import (
-    Close,
-    Command,
-    Emitted,
-    Event,
-    Expired,
-    Finished,
-    IllegalEventError,
-    Open,
-    Ready,
-    Replied,
-    Send,
-    SetTimer,
-    Timer,
-)
 from crossdraft.session.models import Models
 from crossdraft.session.resolution import resolve
 from crossdraft.session.session import Session
@@ -55,7 +41,7 @@ class Golden:
     """A session as a file has it."""
 
     header: Header
-    steps: tuple[tuple[float, Event | None, list[Any]], ...]  # seconds, what came in, packed commands
+    steps: tuple[tuple[float, events.Event | None, list[Any]], ...]  # seconds, what came in, packed commands
 
 
 def write(header: Header, steps: Iterable[Step], name: str) -> None:
@@ -85,60 +71,60 @@ def read(name: str) -> Golden:
     return Golden(Header(request, target, drafter, secrets), steps)
 
 
-def decided(golden: Golden) -> Iterator[list[Command]]:
+def decided(golden: Golden) -> Iterator[list[events.Command]]:
     """What a new session decides that is given the same events at the same times."""
     given = golden.header
     session = Session(resolve(given.request, Models.of(given.target, given.drafter), given.secrets, target_seconds=30))
     for now, event, _ in golden.steps:
         try:
             yield session.start(now) if event is None else session.handle(event, now)
-        except IllegalEventError:
+        except events.IllegalEventError:
             yield []
 
 
-def packed_event(event: Event | None) -> list[Any] | None:
+def packed_event(event: events.Event | None) -> list[Any] | None:
     """An event in plain values; raises ValueError for one that these sessions have not."""
     match event:
         case None:
             return None
-        case Ready(lane):
+        case events.Ready(lane):
             return ["ready", lane]
-        case Replied(lane, reply):
+        case events.Replied(lane, reply):
             drafts = isinstance(reply, Drafted | Scored)
             return ["drafter" if drafts else "target", lane, (FROM_DRAFTER if drafts else FROM_TARGET).to_bytes(reply)]
-        case Expired(timer, number):
+        case events.Expired(timer, number):
             return ["expired", timer.name, number]
     raise ValueError(f"no golden session has a {type(event).__name__}")
 
 
-def _event(packed: list[Any] | None) -> Event | None:
+def _event(packed: list[Any] | None) -> events.Event | None:
     match packed:
         case None:
             return None
         case "ready", lane:
-            return Ready(lane)
+            return events.Ready(lane)
         case "drafter" | "target" as role, lane, raw:
-            return Replied(lane, (FROM_DRAFTER if role == "drafter" else FROM_TARGET).from_bytes(raw))
+            return events.Replied(lane, (FROM_DRAFTER if role == "drafter" else FROM_TARGET).from_bytes(raw))
         case _, timer, number:
-            return Expired(Timer[timer], number)
+            return events.Expired(events.Timer[timer], number)
     raise ValueError(f"{packed} is no event")
 
 
-def packed_command(command: Command) -> list[Any]:
+def packed_command(command: events.Command) -> list[Any]:
     """A command in plain values."""
     match command:
-        case Open(lane, request, after):
+        case events.Open(lane, request, after):
             return ["open", lane, _request(request), after]
-        case Send(lane, request):
+        case events.Send(lane, request):
             return ["send", lane, _request(request)]
-        case Close(lane, blame):
+        case events.Close(lane, blame):
             return ["close", lane, blame]
-        case SetTimer(timer, number, seconds):
+        case events.SetTimer(timer, number, seconds):
             return ["timer", timer.name, number, seconds]
-        case Emitted():
+        case events.Emitted():
             return ["emitted", command.token, command.letters.encode(), command.kind.value, command.offset,
                     command.epoch, command.log_probability, command.kept]  # fmt: skip
-        case Finished(reason, counts):
+        case events.Finished(reason, counts):
             return ["finished", reason.value, counts.tokens, counts.passes, counts.epochs, counts.draft_tokens]
 
 

@@ -27,7 +27,7 @@ from crossdraft.text.tokenizer_file import load_tokenizer_json
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted
 from crossdraft.types.rows import DraftToken, Whose
 from tests.started import in_a_thread
-from tests.vocabularies import greedy_tokens, pair_of
+from tests.tables import greedy_tokens, pair_of
 
 MOST = 4
 STEP = 0.05  # seconds of the clock

@@ -30,10 +30,9 @@ from crossdraft.text.report import Pieces
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
-from tests.tables import ToyDrafter, autoregressive_distribution, pseudo_distribution
+from tests.tables import ToyDrafter, autoregressive_distribution, pseudo_distribution, toy_vocabulary
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import NAMED, Setup, Toy
-from tests.vocabularies import toy_vocabulary
 
 DOCS = Path(__file__).parents[2] / "docs"
 

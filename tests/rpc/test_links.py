@@ -12,8 +12,7 @@ import pytest
 from crossdraft.rpc.errors import ServiceError, Unreachable
 from crossdraft.rpc.frames import TARGET
 from crossdraft.rpc.server import Server
-from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, PuppetService, one_pass
-from tests.rpc.proxy import Link
+from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, Link, PuppetService, one_pass
 from tests.rpc.sessions import ServiceSession, TargetClient
 from tests.rpc.unhurried import unhurry
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock, Mock, call
 
 import grpc
@@ -18,16 +19,7 @@ from crossdraft.rpc.generation import SERVICE, Committed
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.serving import backend
-from crossdraft.serving.backend import (
-    LocalBackend,
-    LocalModel,
-    LocalOptions,
-    NamedDrafter,
-    OutputRequest,
-    OverloadedError,
-    SharedPipeline,
-    UnknownModelError,
-)
+from crossdraft.serving import backend as backends
 from crossdraft.serving.grpc import GenerationServer
 from tests.rpc.linked import PuppetService
 from tests.serving.fakes import TOY, FakeBackend, figures
@@ -36,21 +28,21 @@ from tests.serving.ports import free_port
 from tests.text.kinds import kind
 
 NOWHERE = "127.0.0.1:9"  # the port for what is thrown away: nobody listens
-MODEL = LocalModel("demo", (NOWHERE,), (NamedDrafter("a", (NOWHERE,)),))
-QUICK = LocalOptions(max_outputs=1, patience=Patience(describe_seconds=0.2))
+MODEL = backends.LocalModel("demo", (NOWHERE,), (backends.NamedDrafter("a", (NOWHERE,)),))
+QUICK = backends.LocalOptions(max_outputs=1, patience=Patience(describe_seconds=0.2))
 
 
-def order(model: str = "demo", drafter: str | None = None) -> OutputRequest:
-    return OutputRequest("id", model, GenerationRequest("Say"), drafter)
+def order(model: str = "demo", drafter: str | None = None) -> backends.OutputRequest:
+    return backends.OutputRequest("id", model, GenerationRequest("Say"), drafter)
 
 
-async def first(outputs: LocalBackend, of: OutputRequest) -> object:
+async def first(outputs: backends.LocalBackend, of: backends.OutputRequest) -> object:
     async with aclosing(outputs.stream(of)) as stream:
         return await anext(stream)
 
 
 async def test_a_model_without_a_target_is_not_served_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    async with LocalBackend(MODEL, QUICK) as outputs:
+    async with backends.LocalBackend(MODEL, QUICK) as outputs:
         assert await outputs.models() == ()
         assert "demo cannot be served yet: target at 127.0.0.1:9" in caplog.text
         for drafter in (None, "a", ""):
@@ -60,19 +52,19 @@ async def test_a_model_without_a_target_is_not_served_and_says_why(caplog: pytes
 
 
 async def test_names_that_are_not_there() -> None:
-    async with LocalBackend(MODEL, QUICK) as outputs:
-        with pytest.raises(UnknownModelError, match="there is no model 'other'; there is demo"):
+    async with backends.LocalBackend(MODEL, QUICK) as outputs:
+        with pytest.raises(backends.UnknownModelError, match="there is no model 'other'; there is demo"):
             await first(outputs, order("other"))
-        with pytest.raises(UnknownModelError, match="'demo' has no drafter 'b'; there is a"):
+        with pytest.raises(backends.UnknownModelError, match="'demo' has no drafter 'b'; there is a"):
             await first(outputs, order(drafter="b"))
 
 
 async def test_one_more_than_there_is_room_for() -> None:
-    outputs = LocalBackend(MODEL, LocalOptions(1, Patience(describe_seconds=60)))
+    outputs = backends.LocalBackend(MODEL, backends.LocalOptions(1, Patience(describe_seconds=60)))
     waiting = asyncio.create_task(first(outputs, order()))  # for its target
     while not outputs.running:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match="1 outputs are being generated, which is the limit") as caught:
+    with pytest.raises(backends.OverloadedError, match="1 outputs are being generated, which is the limit") as caught:
         await first(outputs, order())
     assert caught.value.after >= 1
     waiting.cancel()
@@ -83,11 +75,11 @@ async def test_one_more_than_there_is_room_for() -> None:
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: NamedDrafter("", (NOWHERE,)), "a drafter needs a name"),
-        (lambda: NamedDrafter("auto", (NOWHERE,)), "not 'auto', which stands for the fastest"),
-        (lambda: LocalModel("", (NOWHERE,)), "a model needs a name"),
-        (lambda: LocalModel("demo", ()), "at least one target"),
-        (lambda: LocalModel("demo", (NOWHERE,), MODEL.drafters * 2), "have the same name: a, a"),
+        (lambda: backends.NamedDrafter("", (NOWHERE,)), "a drafter needs a name"),
+        (lambda: backends.NamedDrafter("auto", (NOWHERE,)), "not 'auto', which stands for the fastest"),
+        (lambda: backends.LocalModel("", (NOWHERE,)), "a model needs a name"),
+        (lambda: backends.LocalModel("demo", ()), "at least one target"),
+        (lambda: backends.LocalModel("demo", (NOWHERE,), MODEL.drafters * 2), "have the same name: a, a"),
     ],
 )
 def test_what_cannot_be_served(make: object, complaint: str) -> None:
@@ -100,7 +92,7 @@ async def test_it_is_opened_in_the_background_once_its_target_is_there(monkeypat
     monkeypatch.setattr(backend, "TRIED_EVERY", 0)
     pipeline = AsyncMock(Pipeline)
     pipeline.__aenter__.side_effect = [*[Unreachable("no target")] * 3, pipeline]
-    shared = SharedPipeline(lambda *_: pipeline, ("127.0.0.1:1",), ())
+    shared = backends.SharedPipeline(lambda *_: pipeline, ("127.0.0.1:1",), ())
     with pytest.raises(Unreachable):
         await shared.open()
     shared.begin()
@@ -121,7 +113,7 @@ async def test_addresses_that_change_while_it_is_opened_are_followed() -> None:
 
     pipeline.__aenter__.side_effect = changed
     make = Mock(return_value=pipeline)
-    shared = SharedPipeline(make, ("a:1",), ())
+    shared = backends.SharedPipeline(make, ("a:1",), ())
     await shared.follow(("b:1",), ("c:1",))
     await shared.open()
     await shared.follow(("e:1",), ("f:1",))
@@ -149,10 +141,10 @@ def changing(tokens: int) -> AsyncMock:
     return pipeline
 
 
-async def made(pipeline: AsyncMock, request: OutputRequest) -> list[str]:
+async def made(pipeline: AsyncMock, request: backends.OutputRequest) -> list[str]:
     """Which model made each token."""
-    outputs = LocalBackend(MODEL, QUICK)
-    outputs._pipelines["a"] = SharedPipeline(lambda *_: pipeline, (NOWHERE,), ())
+    outputs = backends.LocalBackend(MODEL, QUICK)
+    outputs._pipelines["a"] = backends.SharedPipeline(lambda *_: pipeline, (NOWHERE,), ())
     async with aclosing(outputs.stream(request)) as items:
         return [item.target async for item in items if isinstance(item, Committed)]
 
@@ -197,9 +189,18 @@ def port_of(server: Server) -> int:
 
 
 @asynccontextmanager
-async def health(address: str) -> AsyncIterator[health_pb2_grpc.HealthStub]:
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield health_pb2_grpc.HealthStub(channel)
+async def fronts(outputs: Any) -> AsyncIterator[tuple[Front, health_pb2_grpc.HealthStub, Any]]:
+    """Both, of which gRPC's has a stub of its health and a call that watches the service; for a minute."""
+    async with (
+        asyncio.timeout(60),
+        front(outputs) as served,
+        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        yield served, stub, watch
+        watch.cancel()
 
 
 async def becomes(served: Front, status: int) -> str:
@@ -214,15 +215,8 @@ async def test_targets_that_go_and_come_back() -> None:
     first, second = target(), target()
     await first.start()
     await second.start()
-    addresses = (first.address, second.address)
-    async with (
-        LocalBackend(LocalModel("demo", addresses)) as outputs,
-        front(outputs) as served,
-        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
-        health(server.address) as stub,
-        asyncio.timeout(60),
-    ):
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+    model = backends.LocalModel("demo", (first.address, second.address))
+    async with backends.LocalBackend(model) as outputs, fronts(outputs) as (served, stub, watch):
         assert (await watch.read()).status == STATUS.SERVING
         assert await becomes(served, 200) == '{"status":"ready","models":["demo"]}'
         await first.drain()
@@ -236,12 +230,11 @@ async def test_targets_that_go_and_come_back() -> None:
         async with target(port_of(second)):
             assert (await watch.read()).status == STATUS.SERVING
             await becomes(served, 200)
-        watch.cancel()
 
 
 async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() -> None:
     port = free_port()
-    drafters = (NamedDrafter("small", (f"127.0.0.1:{port}",)), NamedDrafter("none yet", ()))
+    drafters = (backends.NamedDrafter("small", (f"127.0.0.1:{port}",)), backends.NamedDrafter("none yet", ()))
     described = kind("gpt2").described()
 
     async def shown(*lines: str) -> None:
@@ -254,8 +247,8 @@ async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() ->
 
     absent = "drafter none yet: none there"
     async with target() as there:
-        model = LocalModel("demo", (there.address,), drafters)
-        async with LocalBackend(model) as outputs, front(outputs) as served, asyncio.timeout(60):
+        model = backends.LocalModel("demo", (there.address,), drafters)
+        async with backends.LocalBackend(model) as outputs, front(outputs) as served, asyncio.timeout(60):
             await shown("drafter small: not there yet (unreachable); tried again", absent)
             async with Server(DRAFTER, PuppetService(description=described), Listening(port=port, grace_seconds=0)):
                 await shown(absent)
@@ -269,8 +262,8 @@ async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() ->
 async def test_targets_that_differ_from_the_start_have_answered() -> None:
     second = Server(TARGET, other_model(), Listening(port=free_port(), grace_seconds=0))
     async with target() as first, second:
-        model = LocalModel("demo", (first.address, second.address))
-        async with LocalBackend(model) as outputs, front(outputs) as served:
+        model = backends.LocalModel("demo", (first.address, second.address))
+        async with backends.LocalBackend(model) as outputs, front(outputs) as served:
             assert "no model can be served yet. demo: targets: not used: target serves" in await becomes(served, 503)
             assert second.address not in await becomes(served, 503)
 
@@ -278,7 +271,7 @@ async def test_targets_that_differ_from_the_start_have_answered() -> None:
 async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_the_model_or_not() -> None:
     port = free_port()
     async with (
-        LocalBackend(LocalModel("demo", (f"127.0.0.1:{port}",), aliases=("other",))) as outputs,
+        backends.LocalBackend(backends.LocalModel("demo", (f"127.0.0.1:{port}",), aliases=("other",))) as outputs,
         front(outputs) as served,
         asyncio.timeout(60),
     ):
@@ -295,16 +288,9 @@ async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_
 
 async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
     outputs = FakeBackend(served=())
-    async with (
-        front(outputs) as served,
-        GenerationServer(outputs, Listening(grace_seconds=0)) as server,
-        health(server.address) as stub,
-        asyncio.timeout(60),
-    ):
+    async with fronts(outputs) as (served, _, watch):
         assert "no model can be served yet" in await becomes(served, 503)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == STATUS.NOT_SERVING
         outputs.served = (TOY, replace(TOY, name="gone", there=False))
         assert (await watch.read()).status == STATUS.SERVING
         assert await becomes(served, 200) == '{"status":"ready","models":["toy"]}'
-        watch.cancel()

@@ -15,7 +15,7 @@ from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import SLEM, SLRS, TLI, Method
 from tests.ports import assignment, toys
 from tests.tables import DrafterLane, ToyTarget
-from tests.verification.scheduling import InTurn, Turns
+from tests.verification.toys import InTurn, Turns
 
 T = TypeVar("T")
 TARGET, DRAFTER = 1, 2  # lanes, as they are opened first

@@ -24,12 +24,10 @@ from tests.clock import Stage
 from tests.conftest import FULL
 from tests.ports import MemoryDrafter, MemoryTarget, asking, assignment, services_of, toys
 from tests.session.test_resolution import models
-from tests.tables import ToyTarget, autoregressive_distribution
+from tests.tables import ToyTarget, autoregressive_distribution, pair_of
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, full
-from tests.verification.scheduling import Act, Overlapped, Schedule
 from tests.verification.test_overlapped_distributions import LENGTH, Runs
-from tests.verification.toys import EXACT, NESTED, SAME, TOYS, Toy
-from tests.vocabularies import pair_of
+from tests.verification.toys import EXACT, NESTED, SAME, TOYS, Act, Overlapped, Schedule, Toy
 
 PAIR = pair_of(("a", "b", "ab", "c"), ("a",), stops=(3,))
 
@@ -169,12 +167,7 @@ def lost_after(steps: int) -> Callable[[Schedule, Stage], None]:
 
 
 @pytest.mark.parametrize(
-    ("method", "exact"),
-    [
-        pytest.param(SLEM, True, id="slem"),
-        pytest.param(TLI, True, id="tli"),
-        pytest.param(COUPLED, False, id="coupled"),
-    ],
+    ("method", "exact"), [(SLEM, True), (TLI, True), (COUPLED, False)], ids=["slem", "tli", "coupled"]
 )
 def test_a_moment_at_which_a_session_is_lost(method: Method, exact: bool) -> None:
     """`coupled` decides a token letter by letter: one that takes longer is more often lost, and drawn anew."""

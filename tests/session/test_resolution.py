@@ -12,16 +12,8 @@ import pytest
 
 from crossdraft.client.api import Pipeline
 from crossdraft.config.fields import typed
+from crossdraft.session import models as known
 from crossdraft.session.assignment import Secrets
-from crossdraft.session.models import (
-    SAFE,
-    Models,
-    fault_of_pair,
-    requested_method,
-    tokenization_of,
-    with_defaults,
-    without_trust,
-)
 from crossdraft.session.resolution import Prompts, prompts_of, resolve
 from crossdraft.speculation.choice import TREES, Choice, arms_for
 from crossdraft.speculation.controller import TargetController
@@ -51,9 +43,9 @@ ALLOWED = {"allow_inexact": True}
 UNSEEDABLE = [name for name, method in METHODS.items() if method.exact and not method.seedable]
 
 
-def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> Models:
+def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> known.Models:
     about, other = kind(target).described(controls=()), kind(drafter).described(controls=(), **changes)
-    return Models.of(about, other)
+    return known.Models.of(about, other)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +58,13 @@ def test_an_inexact_method_must_be_allowed_and_a_seed_needs_one_that_takes_it(me
     request = GenerationRequest("x", method=method, **asked)
     with pytest.raises(RequestError, match=complaint):
         resolve(request, models())
-    assert requested_method(replace(request, **change)) is METHODS[method]
+    assert known.requested_method(replace(request, **change)) is METHODS[method]
 
 
 OWN = SamplingDefaults(0.0, 20, 0.8, 0.1, 1.05, 700, 900)
 
 
-def owning(own: SamplingDefaults = OWN) -> Models:
+def owning(own: SamplingDefaults = OWN) -> known.Models:
     """Models whose target has settings of its own."""
     pair = models()
     return replace(pair, target=replace(pair.target, defaults=own, context=4096))
@@ -110,42 +102,42 @@ def test_a_seed_with_any_method_where_the_model_is_greedy_by_itself() -> None:
 
 @pytest.mark.parametrize("moved", [copy, deepcopy, lambda one: replace(one, choice=1), lambda one: loads(dumps(one))])  # noqa: S301
 def test_what_is_left_out_is_so_in_copies_and_between_processes(moved: Callable[..., GenerationRequest]) -> None:
-    assert with_defaults(moved(GenerationRequest("x")), OWN).options == SamplingOptions(0.0, 20, 0.8, 0.1, 1.05)
+    assert known.with_defaults(moved(GenerationRequest("x")), OWN).options == SamplingOptions(0.0, 20, 0.8, 0.1, 1.05)
     asked = GenerationRequest("x", options=SamplingOptions(1.0, 0, 1.0, 0.0, 1.0), max_tokens=128)
-    assert with_defaults(moved(asked), OWN) == moved(asked)
+    assert known.with_defaults(moved(asked), OWN) == moved(asked)
 
 
 @pytest.mark.parametrize("text", ["{}", "no JSON", '{"model": {"type": "BPE"}}'])
 def test_a_tokenizer_that_nothing_can_read_is_an_error_with_a_text(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        tokenization_of(replace(kind("gpt2").described(controls=()), tokenizer_json=text), Side.DRAFTER)
+        known.tokenization_of(replace(kind("gpt2").described(controls=()), tokenizer_json=text), Side.DRAFTER)
 
 
 def test_numbers_that_are_left_out_are_plain_once_they_are_settled() -> None:
-    settled = with_defaults(GenerationRequest("x"), SamplingDefaults())
+    settled = known.with_defaults(GenerationRequest("x"), SamplingDefaults())
     numbers = [*(getattr(settled.options, name) for name in MODEL_SETTINGS), settled.max_tokens]
     assert {type(one) for one in numbers} == {int, float}
-    assert with_defaults(settled, OWN).options == settled.options
+    assert known.with_defaults(settled, OWN).options == settled.options
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_drafter_that_copies_takes_methods_that_need_nothing_shared(method: str) -> None:
-    fault = fault_of_pair(method_named(method), models(copies=True))
+    fault = known.fault_of_pair(method_named(method), models(copies=True))
     assert ("copies bytes of the text" in fault) == (method in SHARED)
 
 
 def test_one_vocabulary_for_standard() -> None:
-    assert "needs a drafter with the target's vocabulary" in fault_of_pair(method_named("standard"), models())
-    assert fault_of_pair(method_named("standard"), models(drafter="gpt2")) == ""
+    assert "needs a drafter with the target's vocabulary" in known.fault_of_pair(method_named("standard"), models())
+    assert known.fault_of_pair(method_named("standard"), models(drafter="gpt2")) == ""
 
 
 def test_rdk_needs_an_affinity_for_this_target() -> None:
     method, pair = method_named("rdk"), models()
-    assert "the drafter has none; make one with `crossdraft affinity`" in fault_of_pair(method, pair)
-    other = fault_of_pair(method, models(affinity="0" * 32))
+    assert "the drafter has none; make one with `crossdraft affinity`" in known.fault_of_pair(method, pair)
+    other = known.fault_of_pair(method, models(affinity="0" * 32))
     assert "has one for another target" in other
     assert "`serve drafter --affinity FILE`" in other
-    assert fault_of_pair(method, models(affinity=pair.digest)) == ""
+    assert known.fault_of_pair(method, models(affinity=pair.digest)) == ""
 
 
 def test_rdk_is_opened_with_the_targets_digest_and_no_other_method_is() -> None:
@@ -175,7 +167,7 @@ def test_a_drafter_that_reads_hidden_states_needs_the_target_that_they_are_of() 
 
 def test_no_method_is_refused_where_there_is_no_drafter() -> None:
     about = kind("gpt2").described(controls=())
-    alone = Models(about, tokenization_of(about, Side.TARGET))
+    alone = known.Models(about, known.tokenization_of(about, Side.TARGET))
     for name in METHODS:
         request = GenerationRequest("x", method=name, allow_inexact=True)
         assert resolve(request, alone).open_drafter is None
@@ -214,7 +206,7 @@ def test_an_audit_keys_the_draws_and_asks_for_rows() -> None:
 
 
 def test_an_audit_needs_a_drafter() -> None:
-    alone = Models(models().target, models().tokenization)
+    alone = known.Models(models().target, models().tokenization)
     assert resolve(GenerationRequest("x"), alone).audit is None
     with pytest.raises(RequestError, match="audit needs a drafter"):
         resolve(GenerationRequest("x", audit=True), alone)
@@ -264,7 +256,7 @@ def test_an_audit_needs_a_drafter() -> None:
 )
 def test_requests_that_cannot_be(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
-        requested_method(GenerationRequest(**{"prompt": "x"} | settings))
+        known.requested_method(GenerationRequest(**{"prompt": "x"} | settings))
 
 
 @pytest.mark.parametrize(("drafter", "possible"), [("gpt2", ["standard", "union"]), ("llama2", ["union", "tli"])])
@@ -382,7 +374,7 @@ def test_two_targets_are_held_only_for_speculation() -> None:
 
 
 def test_without_a_drafter_nothing_is_drafted() -> None:
-    alone = Models(models().target, models().tokenization)
+    alone = known.Models(models().target, models().tokenization)
     for overlap in Overlap:
         assert resolve(GenerationRequest("x", overlap=overlap), alone).controller.choose(0.0).max_draft_tokens == 0
 
@@ -404,19 +396,19 @@ def test_the_same_secrets_give_the_same_session() -> None:
         (None, 1, "seeded"),
         ("slem", 1, "slem"),
         ("seeded", 0, "seeded"),
-        *((method, 1, "") for method in sorted(METHODS.keys() - set(SAFE))),
+        *((method, 1, "") for method in sorted(METHODS.keys() - set(known.SAFE))),
         ("guess", 1, ""),
     ],
 )
 def test_methods_whose_tokens_are_the_targets_own_need_no_trust(method: str | None, temperature: float, taken: str):
     request = GenerationRequest("a", method=method, options=SamplingOptions(temperature), allow_inexact=True)
     if taken:
-        assert without_trust(request).method == taken
+        assert known.without_trust(request).method == taken
         assert METHODS[taken].samples
         assert not METHODS[taken].drafter_rows
         return
     with pytest.raises(RequestError, match=r"unknown method 'guess'|is not trusted; use 'slem' or 'seeded'"):
-        without_trust(request)
+        known.without_trust(request)
 
 
 def opened_with(target: str = "gpt2", **settings: object) -> OpenTarget:
@@ -514,11 +506,11 @@ def described(name: str = "llama2", template: ChatTemplate | None = None) -> Des
 
 
 def of(about: Description) -> Tokenization:
-    return tokenization_of(about, Side.TARGET)
+    return known.tokenization_of(about, Side.TARGET)
 
 
 def prompts(prompt: Prompt, target: Description, drafter: Description | None = None) -> Prompts:
-    return prompts_of(GenerationRequest(prompt), Models(target, of(target), drafter))
+    return prompts_of(GenerationRequest(prompt), known.Models(target, of(target), drafter))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "llama3"])
@@ -548,15 +540,15 @@ def test_an_empty_prompt_is_the_symbol_that_prompts_begin_with_if_there_is_one()
 def test_special_tokens_may_be_left_out_before_a_text(truncate: int | None) -> None:
     about, text = described(), "<s>the dog"
     request = GenerationRequest(text, add_special_tokens=False, truncate_prompt_tokens=truncate)
-    ids = prompts_of(request, Models(about, of(about))).target
+    ids = prompts_of(request, known.Models(about, of(about))).target
     assert ids == of(about).encode_prompt(text)[1:][-truncate if truncate else 0 :]
     with pytest.raises(RequestError, match="the prompt has no tokens"):
-        prompts_of(GenerationRequest("", add_special_tokens=False), Models(about, of(about)))
+        prompts_of(GenerationRequest("", add_special_tokens=False), known.Models(about, of(about)))
 
 
 def test_a_token_beyond_the_rows_is_refused_in_prompts_chats_and_bad_words() -> None:
     narrow = replace(described("llama2", CHATML), vocabulary_size=kind("llama2").id_of("<tool_call>"))
-    models, needs = Models(narrow, of(narrow)), "the text has '<tool_call>', which is id"
+    models, needs = known.Models(narrow, of(narrow)), "the text has '<tool_call>', which is id"
     chat = Chat((Message("user", "the <tool_call>"),))
     for request, name in (
         (GenerationRequest("the <tool_call>"), "prompt"),
@@ -640,7 +632,7 @@ class Refusing(Tokenization):
 def test_what_cannot_fit_is_refused_before_it_is_tokenized(prompt: Prompt, size: str) -> None:
     beginning = r"This model's maximum context length is 128 tokens. However, your request has "
     with pytest.raises(PromptTooLongError, match=beginning + size):
-        prompts_of(GenerationRequest(prompt), Models(described("llama2", WHOLE), Refusing(10)))
+        prompts_of(GenerationRequest(prompt), known.Models(described("llama2", WHOLE), Refusing(10)))
 
 
 def test_a_text_of_the_longest_tokens_is_not_refused_before_it_is_tokenized() -> None:

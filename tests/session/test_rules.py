@@ -28,22 +28,9 @@ from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, 
 from tests.clock import GONE, Stage
 from tests.conftest import FULL
 from tests.ports import LETTERS, assignment, toys
-from tests.session.sessions import (
-    DRAFTER,
-    TARGET,
-    WHOLE,
-    Followed,
-    drafting,
-    fetching,
-    passing,
-    scoring,
-    snapshot,
-    started,
-)
-from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
-from tests.verification.scheduling import InTurn
-from tests.verification.toys import drafter_of, row_of
-from tests.vocabularies import pair_of
+from tests.session import sessions
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
+from tests.verification.toys import InTurn, drafter_of, row_of
 
 MOST_STEPS = 2000
 NAN = Row(np.array([0, 1]), np.array([np.nan, np.nan]))
@@ -121,20 +108,8 @@ class Interleaving:
             stage.expire(min(stage.timers, key=lambda timer: stage.timers[timer].seconds))
 
     def _step(self, number: int) -> None:
-        acts: tuple[Callable[[], None], ...] = (
-            *[self._say] * 12,
-            *[self._open] * 4,
-            self._expire,
-            self._expire,
-            self._old_timer,
-            self._repeat,
-            self._repeat,
-            self._lie,
-            self._strange,
-            self._lose,
-            self._lose_rarely,
-            self._cancel,
-        )
+        often = [self._say] * 12 + [self._open] * 4 + [self._expire] * 2 + [self._old_timer] + [self._repeat] * 2
+        acts = (*often, self._lie, self._strange, self._lose, self._lose_rarely, self._cancel)
         acts[number % len(acts)]()
 
     def _pick(self, things: list[events.Lane]) -> events.Lane | None:
@@ -220,12 +195,12 @@ class Interleaving:
 
     def _perhaps(self, event: events.Event) -> None:
         """An event that may be illegal: then it changes nothing."""
-        before = snapshot(self.stage.session)
+        before = sessions.snapshot(self.stage.session)
         try:
             self.stage.tell(event)
         except events.IllegalEventError:
             self.illegal += 1
-            assert snapshot(self.stage.session) == before
+            assert sessions.snapshot(self.stage.session) == before
 
 
 EXAMPLES = 10_000 if FULL else 150
@@ -275,7 +250,9 @@ def life(
     def drafter() -> ToyDrafter:
         return drafter_of(method, PAIR, chooser)
 
-    return Interleaving(Stage(Followed(plan), target, drafter, method.drafter_rows), numbers, PAIR.drafter.size)
+    return Interleaving(
+        Stage(sessions.Followed(plan), target, drafter, method.drafter_rows), numbers, PAIR.drafter.size
+    )
 
 
 @settings(max_examples=EXAMPLES)
@@ -319,47 +296,49 @@ def test_some_of_what_services_say_is_illegal() -> None:
 
 WAITING: dict[str, tuple[Callable[[], Session], set[str]]] = {
     "new": (lambda: Session(assignment()), set()),
-    "opening": (started, {"target ready", "drafter ready"}),
-    "drafting": (lambda: drafting()[0], {"draft_tokens"}),
-    "passing": (lambda: passing()[0], {"pass", "draft_tokens"}),
-    "fetching": (fetching, {"row", "draft_tokens"}),
-    "scoring": (lambda: scoring()[0], {"scores"}),
+    "opening": (sessions.started, {"target ready", "drafter ready"}),
+    "drafting": (lambda: sessions.drafting()[0], {"draft_tokens"}),
+    "passing": (lambda: sessions.passing()[0], {"pass", "draft_tokens"}),
+    "fetching": (sessions.fetching, {"row", "draft_tokens"}),
+    "scoring": (lambda: sessions.scoring()[0], {"scores"}),
 }
 ALWAYS: dict[str, events.Event] = {  # once it has begun
-    "a lost target": events.Lost(TARGET, GONE),
-    "a lost drafter": events.Lost(DRAFTER, GONE),
+    "a lost target": events.Lost(sessions.TARGET, GONE),
+    "a lost drafter": events.Lost(sessions.DRAFTER, GONE),
     "a stall": events.Expired(events.Timer.STALL, 1),
     "a late drafter": events.Expired(events.Timer.DRAFTER, 1),
     "no target": events.Expired(events.Timer.TARGET, 1),
     "a timer of the past": events.Expired(events.Timer.STALL, 0),
     "cancelled": events.Cancelled(),
     "a lane that is unknown": events.Ready(99),
-    "draft tokens of an older epoch": events.Replied(DRAFTER, Drafted(0, (), 0.0)),
-    "scores of an older epoch": events.Replied(DRAFTER, Scored(0, np.array([0.5]), 0.0)),
+    "draft tokens of an older epoch": events.Replied(sessions.DRAFTER, Drafted(0, (), 0.0)),
+    "scores of an older epoch": events.Replied(sessions.DRAFTER, Scored(0, np.array([0.5]), 0.0)),
 }
 
 
 def possible() -> dict[str, events.Event]:
     """Those that are legal in one state or the other, and those that never are."""
     three = tuple(DraftToken(0, Row.certain(0)) for _ in range(3))
-    nodes = toys()[0].run(passing()[1]).nodes
+    nodes = toys()[0].run(sessions.passing()[1]).nodes
     return {
-        "target ready": events.Ready(TARGET),
-        "drafter ready": events.Ready(DRAFTER),
-        "draft_tokens": events.Replied(DRAFTER, Drafted(1, three, 0.0)),
-        "pass": events.Replied(TARGET, PassDone(1, nodes, 0.0)),
-        "row": events.Replied(TARGET, RowFetched(1, 0, WHOLE)),
-        "scores": events.Replied(DRAFTER, Scored(1, np.array([0.5]), 0.0)),
-        "a pass that was not asked for": events.Replied(TARGET, PassDone(2, nodes, 0.0)),
-        "a pass without its nodes": events.Replied(TARGET, PassDone(1, (), 0.0)),
-        "rows where samples were asked for": events.Replied(TARGET, PassDone(1, (WHOLE,) * len(nodes), 0.0)),
-        "a row of a later pass": events.Replied(TARGET, RowFetched(2, 0, WHOLE)),
-        "a row of another node": events.Replied(TARGET, RowFetched(1, 5, WHOLE)),
-        "draft tokens out of order": events.Replied(DRAFTER, Drafted(1, three, 0.0, first=7)),
-        "draft tokens of a later epoch": events.Replied(DRAFTER, Drafted(9, three, 0.0)),
-        "scores of a later epoch": events.Replied(DRAFTER, Scored(9, np.array([0.5]), 0.0)),
-        "a target that proposes": events.Replied(TARGET, Drafted(1, three, 0.0)),
-        "a drafter that passes": events.Replied(DRAFTER, PassDone(1, nodes, 0.0)),
+        "target ready": events.Ready(sessions.TARGET),
+        "drafter ready": events.Ready(sessions.DRAFTER),
+        "draft_tokens": events.Replied(sessions.DRAFTER, Drafted(1, three, 0.0)),
+        "pass": events.Replied(sessions.TARGET, PassDone(1, nodes, 0.0)),
+        "row": events.Replied(sessions.TARGET, RowFetched(1, 0, sessions.WHOLE)),
+        "scores": events.Replied(sessions.DRAFTER, Scored(1, np.array([0.5]), 0.0)),
+        "a pass that was not asked for": events.Replied(sessions.TARGET, PassDone(2, nodes, 0.0)),
+        "a pass without its nodes": events.Replied(sessions.TARGET, PassDone(1, (), 0.0)),
+        "rows where samples were asked for": events.Replied(
+            sessions.TARGET, PassDone(1, (sessions.WHOLE,) * len(nodes), 0.0)
+        ),
+        "a row of a later pass": events.Replied(sessions.TARGET, RowFetched(2, 0, sessions.WHOLE)),
+        "a row of another node": events.Replied(sessions.TARGET, RowFetched(1, 5, sessions.WHOLE)),
+        "draft tokens out of order": events.Replied(sessions.DRAFTER, Drafted(1, three, 0.0, first=7)),
+        "draft tokens of a later epoch": events.Replied(sessions.DRAFTER, Drafted(9, three, 0.0)),
+        "scores of a later epoch": events.Replied(sessions.DRAFTER, Scored(9, np.array([0.5]), 0.0)),
+        "a target that proposes": events.Replied(sessions.TARGET, Drafted(1, three, 0.0)),
+        "a drafter that passes": events.Replied(sessions.DRAFTER, PassDone(1, nodes, 0.0)),
     }
 
 
@@ -372,10 +351,10 @@ def test_what_was_not_asked_for_is_illegal_and_changes_nothing(state: str, name:
     if name in legal:
         session.handle(event, 1.0)
         return
-    before = snapshot(session)
+    before = sessions.snapshot(session)
     with pytest.raises(events.IllegalEventError):
         session.handle(event, 1.0)
-    assert snapshot(session) == before == snapshot(twin)
+    assert sessions.snapshot(session) == before == sessions.snapshot(twin)
 
 
 @pytest.mark.parametrize("name", ALWAYS)
@@ -391,15 +370,15 @@ def test_losses_timers_and_what_is_outdated_are_always_legal(state: str, name: s
 
 
 def test_a_row_that_is_not_that_of_its_head_is_illegal_and_changes_nothing() -> None:
-    session = fetching()
-    before = snapshot(session)
+    session = sessions.fetching()
+    before = sessions.snapshot(session)
     with pytest.raises(events.IllegalEventError, match="not that of the head"):
-        session.handle(events.Replied(TARGET, RowFetched(1, 0, row_of([0, 1, 2], [0.9, 0.05, 0.05]))), 1.0)
-    assert snapshot(session) == before
+        session.handle(events.Replied(sessions.TARGET, RowFetched(1, 0, row_of([0, 1, 2], [0.9, 0.05, 0.05]))), 1.0)
+    assert sessions.snapshot(session) == before
 
 
 def test_after_the_end_everything_is_ignored() -> None:
-    session, _ = passing()
+    session, _ = sessions.passing()
     assert isinstance(session.handle(events.Cancelled(), 1.0)[0], events.Finished)
     assert session.state is State.DONE
     late = [*possible().values(), *ALWAYS.values()]
@@ -409,10 +388,10 @@ def test_after_the_end_everything_is_ignored() -> None:
 @pytest.mark.parametrize("state", ["drafting", "passing", "fetching", "scoring"])
 def test_answers_of_older_epochs_and_old_timers_change_nothing(state: str) -> None:
     session = WAITING[state][0]()
-    before = snapshot(session)
+    before = sessions.snapshot(session)
     for name in ("draft tokens of an older epoch", "scores of an older epoch", "a lane that is unknown"):
         assert session.handle(ALWAYS[name], 1.0) == []
-        assert snapshot(session) == before
+        assert sessions.snapshot(session) == before
     for timer in events.Timer:
         assert session.handle(events.Expired(timer, 0), 1.0) == []
 
@@ -426,7 +405,7 @@ def test_lanes_go_through_their_states_as_the_table_says_and_use_all_of_it() -> 
         rounds = [Choice(3, 3, overlap=False)] if method.whole_draft else choices
         lived = life(method, rounds, numbers, 1 + seed % 2, 1.0, seed)
         lived.run(mute=False)
-        assert isinstance(lived.stage.session, Followed)
+        assert isinstance(lived.stage.session, sessions.Followed)
         used |= lived.stage.session.used
     every = {(state, kind) for state, kinds in TRANSITIONS.items() for kind in kinds}
     assert every - used == {(TargetState.IDLE, ScorePrompt), (TargetState.SCORING, PromptScored)}

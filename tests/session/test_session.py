@@ -25,60 +25,43 @@ from crossdraft.verification.methods import SLEM, SLRS, TLI
 from crossdraft.verification.walk import Emit, Ground, Refused, Walk
 from tests.clock import GONE, Stage, run_session
 from tests.ports import LETTERS, assignment, toys
-from tests.session.sessions import (
-    DRAFTER,
-    TARGET,
-    WHOLE,
-    alone,
-    begun,
-    drafting,
-    emitted,
-    end,
-    fetching,
-    only,
-    opened,
-    passing,
-    played,
-    requests,
-    scoring,
-    started,
-    tokens_of,
-    told,
-)
-from tests.tables import DrafterLane
-from tests.verification.scheduling import InTurn, Turns
-from tests.vocabularies import pair_of
+from tests.session import sessions
+from tests.tables import DrafterLane, pair_of
+from tests.verification.toys import InTurn, Turns
 
 
 def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
-    session = fetching()
+    session = sessions.fetching()
     out = session.handle(
-        events.Replied(TARGET, messages.RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.0, 0.5, 0.5])))), 1.0
+        events.Replied(sessions.TARGET, messages.RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.0, 0.5, 0.5])))),
+        1.0,
     )
     assert session.counts.rows_completed == 1
     assert out[0].kind is Kind.CORRECTED
 
 
 @pytest.mark.parametrize(
-    "lost", [events.Lost(DRAFTER, GONE), events.Expired(events.Timer.DRAFTER, 1)], ids=["lost", "late"]
+    "lost", [events.Lost(sessions.DRAFTER, GONE), events.Expired(events.Timer.DRAFTER, 1)], ids=["lost", "late"]
 )
 def test_without_its_drafter_the_session_decodes_plainly(lost: events.Event) -> None:
-    session, _ = drafting()
+    session, _ = sessions.drafting()
     out = session.handle(lost, 31.0)
-    sent = only(messages.Pass, out)
+    sent = sessions.only(messages.Pass, out)
     assert len(sent.tree) == 0
     assert session.counts.drafter_lost
     assert session.counts.drafters_lost == 1
-    assert isinstance(lost, events.Lost) or out[0] == events.Close(DRAFTER, "no answer within 30 s")
-    assert [command.lane for command in out if isinstance(command, events.Open)] == [DRAFTER + 1]  # it is tried again
-    assert len(emitted(played(session, out, toys()[0]))) == 12
-    assert session.handle(events.Replied(DRAFTER, messages.Drafted(1, (), 0.0)), 33.0) == []
+    assert isinstance(lost, events.Lost) or out[0] == events.Close(sessions.DRAFTER, "no answer within 30 s")
+    assert [command.lane for command in out if isinstance(command, events.Open)] == [
+        sessions.DRAFTER + 1
+    ]  # it is tried again
+    assert len(sessions.emitted(sessions.played(session, out, toys()[0]))) == 12
+    assert session.handle(events.Replied(sessions.DRAFTER, messages.Drafted(1, (), 0.0)), 33.0) == []
 
 
 def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
-    session = started()
-    session.handle(events.Ready(TARGET), 0.0)
-    assert isinstance(requests(session.handle(events.Lost(DRAFTER, GONE), 1.0))[0], messages.Pass)
+    session = sessions.started()
+    session.handle(events.Ready(sessions.TARGET), 0.0)
+    assert isinstance(sessions.requests(session.handle(events.Lost(sessions.DRAFTER, GONE), 1.0))[0], messages.Pass)
     assert session.counts.drafter_lost == f"no drafter: {GONE}"
     assert session.counts.drafters_lost == 0
 
@@ -111,24 +94,24 @@ def test_an_output_for_which_nothing_was_drafted_says_why_in_every_mode(controll
 
 
 def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> None:
-    session, _ = passing()
-    finish = end(session.handle(events.Lost(TARGET, GONE, elsewhere=False), 1.0))
+    session, _ = sessions.passing()
+    finish = sessions.end(session.handle(events.Lost(sessions.TARGET, GONE, elsewhere=False), 1.0))
     assert finish.reason is events.Reason.FAILED
     assert finish.error is GONE
 
 
 def test_without_any_target_for_too_long_the_session_fails() -> None:
-    session, _ = passing()
-    (opened_again, timer) = session.handle(events.Lost(TARGET, GONE), 2.0)
+    session, _ = sessions.passing()
+    (opened_again, timer) = session.handle(events.Lost(sessions.TARGET, GONE), 2.0)
     assert isinstance(opened_again, events.Open)
     assert session.handle(events.Expired(events.Timer.TARGET, timer.number - 1), 3.0) == []  # of the opening, long ago
-    finish = end(session.handle(events.Expired(events.Timer.TARGET, timer.number), 32.0))
+    finish = sessions.end(session.handle(events.Expired(events.Timer.TARGET, timer.number), 32.0))
     assert finish.reason is events.Reason.FAILED
     assert finish.error is GONE
 
 
 def test_the_first_target_has_a_deadline_too() -> None:
-    finish = end(started().handle(events.Expired(events.Timer.TARGET, 1), 30.0))
+    finish = sessions.end(sessions.started().handle(events.Expired(events.Timer.TARGET, 1), 30.0))
     assert finish.reason is events.Reason.FAILED
     assert isinstance(finish.error, TimeoutError)
 
@@ -177,26 +160,26 @@ def test_an_explanation_says_why_there_is_no_drafter() -> None:
     ):
         session = Session(replace(given, controller=Fixed(Choice(3))))
         session.start(0.0)
-        session.handle(events.Ready(TARGET), 0.0)
+        session.handle(events.Ready(sessions.TARGET), 0.0)
         assert [decision.choice.reason for decision in session.decisions] == [reason]
     session = Session(assignment(explain=True))
-    opened(session)
+    sessions.opened(session)
     target, _ = toys()
-    sent = only(messages.Pass, session.handle(events.Lost(DRAFTER, GONE), 1.0))
-    session.handle(events.Replied(TARGET, target.run(sent)), 2.0)
+    sent = sessions.only(messages.Pass, session.handle(events.Lost(sessions.DRAFTER, GONE), 1.0))
+    session.handle(events.Replied(sessions.TARGET, target.run(sent)), 2.0)
     assert session.decisions[-1].choice.reason == f"the drafter was lost: {GONE}"
 
 
 def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
     """A drafter that opens meanwhile needs the row that follows its first draft token."""
-    session, *_ = begun(Choice(2, 1), method=TLI)
-    sent = only(messages.Pass, session.handle(events.Ready(TARGET), 0.0))
+    session, *_ = sessions.begun(Choice(2, 1), method=TLI)
+    sent = sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0))
     assert not sent.draws
     with pytest.raises(events.IllegalEventError, match=r"^PassDone \(number 1, .*\) was not asked for"):
-        session.handle(told(1), 1.0)  # a draw
+        session.handle(sessions.told(1), 1.0)  # a draw
 
 
-OTHER = TARGET + 1  # the second lane where no drafter is wanted
+OTHER = sessions.TARGET + 1  # the second lane where no drafter is wanted
 
 
 @pytest.mark.parametrize(
@@ -204,68 +187,68 @@ OTHER = TARGET + 1  # the second lane where no drafter is wanted
     [({"max_tokens": 3}, 3), ({"max_tokens": 1}, 1), ({"max_tokens": 50, "context": 10}, 8)],  # the prompt has 2
 )
 def test_a_run_asks_for_no_more_than_may_be_emitted_and_its_last_token_ends_the_output(changes, run):
-    session, sent = alone(**changes)
+    session, sent = sessions.alone(**changes)
     assert sent.run == run
-    out = session.handle(told(*[1] * run, more=False), 1.0)
-    assert end(out).reason is events.Reason.LENGTH
-    assert (tokens_of(out), requests(out)) == ([1] * run, [])
+    out = session.handle(sessions.told(*[1] * run, more=False), 1.0)
+    assert sessions.end(out).reason is events.Reason.LENGTH
+    assert (sessions.tokens_of(out), sessions.requests(out)) == ([1] * run, [])
 
 
 @pytest.mark.parametrize("grouped", [True, False])
 def test_nothing_after_a_stop_string_is_committed_or_counted(grouped: bool) -> None:
-    session, _ = alone(stop=(Letters("ba"),), max_tokens=50)  # letters of 0, 1, 2: a, b, ab
+    session, _ = sessions.alone(stop=(Letters("ba"),), max_tokens=50)  # letters of 0, 1, 2: a, b, ab
     if grouped:
-        out = session.handle(told(0, 1, 0, 1, 2), 1.0)
+        out = session.handle(sessions.told(0, 1, 0, 1, 2), 1.0)
     else:
-        out = [*session.handle(told(0, 1), 1.0), *session.handle(told(0, first=2), 2.0)]
-        assert session.handle(told(1, 2, more=False), 3.0) == []  # the session is over
-    finish = end(out)
-    assert (finish.reason, tokens_of(out)) == (events.Reason.STOP, [0, 1, 0])
-    assert emitted(out)[-1].kept == 1
+        out = [*session.handle(sessions.told(0, 1), 1.0), *session.handle(sessions.told(0, first=2), 2.0)]
+        assert session.handle(sessions.told(1, 2, more=False), 3.0) == []  # the session is over
+    finish = sessions.end(out)
+    assert (finish.reason, sessions.tokens_of(out)) == (events.Reason.STOP, [0, 1, 0])
+    assert sessions.emitted(out)[-1].kept == 1
     counts = finish.counts
     assert counts.tokens == counts.accepted + counts.corrected + counts.bonus == 3
 
 
 def test_a_long_run_keeps_nothing_of_what_is_in_the_output() -> None:
-    session, _ = alone(max_tokens=1000, context=1100)
+    session, _ = sessions.alone(max_tokens=1000, context=1100)
     for first in range(0, 640, 4):
-        session.handle(told(*[1] * 4, first=first), 1.0)
+        session.handle(sessions.told(*[1] * 4, first=first), 1.0)
     assert session.counts.tokens == 640
     assert sum(map(len, session.target.answers._held)) <= 10
 
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_run_that_ended_at_a_stop_id(ignored: bool) -> None:
-    session, _ = alone(pair=pair_of(LETTERS, LETTERS, stops=(2,)), ignore_eos=ignored, max_tokens=50)
-    out = session.handle(told(0, 2, more=False), 1.0)
-    assert tokens_of(out) == [0, 2]
+    session, _ = sessions.alone(pair=pair_of(LETTERS, LETTERS, stops=(2,)), ignore_eos=ignored, max_tokens=50)
+    out = session.handle(sessions.told(0, 2, more=False), 1.0)
+    assert sessions.tokens_of(out) == [0, 2]
     if ignored:
-        following = only(messages.Pass, out)
+        following = sessions.only(messages.Pass, out)
         assert following.committed == (0, 2)
     else:
-        assert end(out).reason is events.Reason.STOP
+        assert sessions.end(out).reason is events.Reason.STOP
 
 
 def test_a_target_that_dies_in_mid_run_is_replaced_and_no_token_comes_twice() -> None:
-    session, _ = alone()
-    out = session.handle(told(1, 0), 1.0)
-    out += session.handle(events.Lost(TARGET, GONE), 2.0)
+    session, _ = sessions.alone()
+    out = session.handle(sessions.told(1, 0), 1.0)
+    out += session.handle(events.Lost(sessions.TARGET, GONE), 2.0)
     (lane,) = [command.lane for command in out if isinstance(command, events.Open)]
     again = session.handle(events.Ready(lane), 3.0)
-    sent = only(messages.Pass, again)
+    sent = sessions.only(messages.Pass, again)
     assert (sent.number, sent.committed, sent.run) == (1, (1, 0), 10)
-    out += session.handle(told(2, 2, lane=lane), 4.0)
-    assert tokens_of(out) == [1, 0, 2, 2]
-    assert session.handle(told(0, more=False), 5.0) == []  # of the lane that is lost
+    out += session.handle(sessions.told(2, 2, lane=lane), 4.0)
+    assert sessions.tokens_of(out) == [1, 0, 2, 2]
+    assert session.handle(sessions.told(0, more=False), 5.0) == []  # of the lane that is lost
 
 
 def test_another_target_that_is_open_goes_on_at_once() -> None:
     session = Session(assignment(TLI, drafts=False, targets=2))
     session.start(0.0)
-    only(messages.Pass, session.handle(events.Ready(TARGET), 0.0))
-    assert requests(session.handle(events.Ready(OTHER), 0.0)) == []  # the run brings what it could draw
-    session.handle(told(1), 1.0)
-    other = only(messages.Pass, session.handle(events.Lost(TARGET, GONE), 2.0))
+    sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0))
+    assert sessions.requests(session.handle(events.Ready(OTHER), 0.0)) == []  # the run brings what it could draw
+    session.handle(sessions.told(1), 1.0)
+    other = sessions.only(messages.Pass, session.handle(events.Lost(sessions.TARGET, GONE), 2.0))
     assert (other.number, other.committed, other.run) == (1, (1,), 11)
 
 
@@ -275,63 +258,63 @@ def test_another_target_that_is_open_goes_on_at_once() -> None:
         messages.PassDone(1, (), 0.0, more=True),
         messages.PassDone(1, (messages.Sample(0, 0.0),) * 13, 0.0),  # twelve were asked for
         messages.PassDone(1, (messages.Sample(0, 0.0),) * 12, 0.0, more=True),  # none can follow
-        messages.PassDone(1, (WHOLE,), 0.0, more=True),
+        messages.PassDone(1, (sessions.WHOLE,), 0.0, more=True),
         messages.PassDone(2, (messages.Sample(0, 0.0),), 0.0, more=True),
         messages.PassDone(1, (messages.Sample(0, 0.0),), 0.0, more=True, first=1),
     ],
     ids=["nothing", "too many", "more than all", "a row", "of another pass", "of later tokens"],
 )
 def test_answers_that_no_run_has(wrong: messages.PassDone) -> None:
-    session, sent = alone()
+    session, sent = sessions.alone()
     assert sent.run == 12
     with pytest.raises(events.IllegalEventError):
-        session.handle(events.Replied(TARGET, wrong), 1.0)
-    assert tokens_of(session.handle(told(1), 2.0)) == [1]
+        session.handle(events.Replied(sessions.TARGET, wrong), 1.0)
+    assert sessions.tokens_of(session.handle(sessions.told(1), 2.0)) == [1]
     with pytest.raises(events.IllegalEventError):
-        session.handle(told(1), 2.0)  # it came already
+        session.handle(sessions.told(1), 2.0)  # it came already
 
 
 def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -> None:
-    session, *_ = begun(PLAIN, max_tokens=90)
-    session.handle(events.Lost(DRAFTER, GONE), 0.0)
-    only(messages.Pass, session.handle(events.Ready(TARGET), 0.0))
-    assert requests(session.handle(events.Ready(DRAFTER + 1), 1.0)) == []
-    assert requests(session.handle(told(*[1] * 16), 2.0)) == [messages.RunTo(1, 64)]
+    session, *_ = sessions.begun(PLAIN, max_tokens=90)
+    session.handle(events.Lost(sessions.DRAFTER, GONE), 0.0)
+    sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0))
+    assert sessions.requests(session.handle(events.Ready(sessions.DRAFTER + 1), 1.0)) == []
+    assert sessions.requests(session.handle(sessions.told(*[1] * 16), 2.0)) == [messages.RunTo(1, 64)]
 
 
 def test_a_drafter_is_opened_once_the_controller_wants_one() -> None:
-    session, _, first = begun(Choice(2, 2, overlap=False), unwanted=2, max_tokens=90)
+    session, _, first = sessions.begun(Choice(2, 2, overlap=False), unwanted=2, max_tokens=90)
     assert [type(one.request) for one in first if isinstance(one, events.Open)] == [messages.OpenTarget]
-    assert only(messages.Pass, session.handle(events.Ready(TARGET), 0.0)).run == LONG_RUN
-    out = session.handle(told(*[1] * 16), 1.0)
-    assert requests(out) == [messages.RunTo(1, 64)]
+    assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0)).run == LONG_RUN
+    out = session.handle(sessions.told(*[1] * 16), 1.0)
+    assert sessions.requests(out) == [messages.RunTo(1, 64)]
     (opening,) = [one for one in out if isinstance(one, events.Open)]
     assert isinstance(opening.request, messages.OpenDrafter)
-    assert requests(session.handle(told(1, first=16), 2.0)) == []  # it is opened once
-    assert requests(session.handle(events.Ready(opening.lane), 3.0)) == [messages.RunTo(1, 0)]
-    (following,) = requests(session.handle(told(1, first=17, more=False), 4.0))
+    assert sessions.requests(session.handle(sessions.told(1, first=16), 2.0)) == []  # it is opened once
+    assert sessions.requests(session.handle(events.Ready(opening.lane), 3.0)) == [messages.RunTo(1, 0)]
+    (following,) = sessions.requests(session.handle(sessions.told(1, first=17, more=False), 4.0))
     assert isinstance(following, messages.Draft)
 
 
 def test_a_drafter_that_opens_ends_a_long_run_if_the_controller_wants_to_decide_sooner() -> None:
-    session, *_ = begun(replace(PLAIN, run=2), max_tokens=90)
-    assert only(messages.Pass, session.handle(events.Ready(TARGET), 0.0)).run == LONG_RUN
-    assert requests(session.handle(events.Ready(DRAFTER), 1.0)) == [messages.RunTo(1, 0)]
-    assert only(messages.Pass, session.handle(told(1, more=False), 2.0)).run == 2
+    session, *_ = sessions.begun(replace(PLAIN, run=2), max_tokens=90)
+    assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0)).run == LONG_RUN
+    assert sessions.requests(session.handle(events.Ready(sessions.DRAFTER), 1.0)) == [messages.RunTo(1, 0)]
+    assert sessions.only(messages.Pass, session.handle(sessions.told(1, more=False), 2.0)).run == 2
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])
 def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
     """It is chosen once, and forgotten if there is no drafter any more."""
-    session, *_ = begun(replace(PLAIN, run=4), Choice(3, 3, overlap=False), waits=True, max_tokens=50)
-    session.handle(events.Ready(TARGET), 0.0)
-    sent = only(messages.Pass, session.handle(events.Ready(DRAFTER), 0.0))
+    session, *_ = sessions.begun(replace(PLAIN, run=4), Choice(3, 3, overlap=False), waits=True, max_tokens=50)
+    session.handle(events.Ready(sessions.TARGET), 0.0)
+    sent = sessions.only(messages.Pass, session.handle(events.Ready(sessions.DRAFTER), 0.0))
     assert sent.run == 4
-    assert requests(session.handle(told(1, 0), 1.0)) == []
-    assert requests(session.handle(told(1, first=2), 2.0)) == []
+    assert sessions.requests(session.handle(sessions.told(1, 0), 1.0)) == []
+    assert sessions.requests(session.handle(sessions.told(1, first=2), 2.0)) == []
     if lost:
-        session.handle(events.Lost(DRAFTER, GONE), 2.0)
-    (following,) = requests(session.handle(told(0, first=3, more=False), 3.0))
+        session.handle(events.Lost(sessions.DRAFTER, GONE), 2.0)
+    (following,) = sessions.requests(session.handle(sessions.told(0, first=3, more=False), 3.0))
     if lost:
         assert isinstance(following, messages.Pass)
     else:
@@ -341,43 +324,45 @@ def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
 def test_what_the_controller_is_told_of_a_run() -> None:
     """Not of the first forward, which reads the prompt; then of the time since the answer before."""
     controller = Turns(InTurn((PLAIN,)))
-    session, _ = alone(controller=controller)
-    session.handle(told(1), 5.0)
-    session.handle(told(0, 2, first=1), 7.0)
+    session, _ = sessions.alone(controller=controller)
+    session.handle(sessions.told(1), 5.0)
+    session.handle(sessions.told(0, 2, first=1), 7.0)
     done = messages.PassDone(1, (messages.Sample(1, 0.0),), 0.5, 0.25, True, shared=3, fed=9, first=3)
-    session.handle(events.Replied(TARGET, done), 8.0)
+    session.handle(events.Replied(sessions.TARGET, done), 8.0)
     seen = [one for one in controller.seen if isinstance(one, PassSeen)]
     assert [one.forwards for one in seen] == [2, 1]
     assert (seen[1].seconds, seen[1].sessions, seen[1].fed) == (0.5, 3, 9)
 
 
 def test_a_run_goes_on_when_half_of_it_is_drawn() -> None:
-    session, sent = alone(max_tokens=90)
+    session, sent = sessions.alone(max_tokens=90)
     assert sent.run == LONG_RUN == 32
-    assert requests(session.handle(told(*[1] * 15), 1.0)) == []
-    assert requests(session.handle(told(1, first=15), 2.0)) == [messages.RunTo(1, 64)]
-    assert requests(session.handle(told(*[0] * 31, first=16), 3.0)) == []
-    assert requests(session.handle(told(0, first=47), 4.0)) == [messages.RunTo(1, 90)]  # no more than may be emitted
-    out = session.handle(told(*[1] * 42, first=48, more=False), 5.0)
-    assert end(out).reason is events.Reason.LENGTH
+    assert sessions.requests(session.handle(sessions.told(*[1] * 15), 1.0)) == []
+    assert sessions.requests(session.handle(sessions.told(1, first=15), 2.0)) == [messages.RunTo(1, 64)]
+    assert sessions.requests(session.handle(sessions.told(*[0] * 31, first=16), 3.0)) == []
+    assert sessions.requests(session.handle(sessions.told(0, first=47), 4.0)) == [
+        messages.RunTo(1, 90)
+    ]  # no more than may be emitted
+    out = session.handle(sessions.told(*[1] * 42, first=48, more=False), 5.0)
+    assert sessions.end(out).reason is events.Reason.LENGTH
     assert (session.counts.tokens, session.counts.passes, session.counts.runs) == (90, 90, 1)
 
 
 def test_a_run_that_ended_before_it_was_told_to_go_on_is_followed_by_a_pass() -> None:
-    session, _ = alone(max_tokens=90)
-    assert requests(session.handle(told(*[1] * 20), 1.0)) == [messages.RunTo(1, 64)]
-    following = only(messages.Pass, session.handle(told(*[1] * 12, first=20, more=False), 2.0))
+    session, _ = sessions.alone(max_tokens=90)
+    assert sessions.requests(session.handle(sessions.told(*[1] * 20), 1.0)) == [messages.RunTo(1, 64)]
+    following = sessions.only(messages.Pass, session.handle(sessions.told(*[1] * 12, first=20, more=False), 2.0))
     assert (following.number, following.run, len(following.committed)) == (2, 32, 32)
 
 
 def scored(epoch: int, *probabilities: float) -> events.Replied:
-    return events.Replied(DRAFTER, messages.Scored(epoch, np.array(probabilities), 0.5))
+    return events.Replied(sessions.DRAFTER, messages.Scored(epoch, np.array(probabilities), 0.5))
 
 
 def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:
-    session, score = scoring()
+    session, score = sessions.scoring()
     assert score == messages.Score(epoch=1, offset=0, strings=("b",), tokens=2)
-    first = emitted(session.handle(scored(1, 0.25), 1.0))[0]
+    first = sessions.emitted(session.handle(scored(1, 0.25), 1.0))[0]
     assert (first.token, first.kind) == (1, Kind.ACCEPTED)  # p = 0.5 is above ψ
     assert session.counts.drafter_seconds == 0.5
     assert session.counts.scores == 1
@@ -385,12 +370,12 @@ def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:
 
 def after_scoring(session: Session, first: events.Event) -> tuple[list[object], events.Finished]:
     """Plays on without a drafter after an event that came instead of scores."""
-    out = played(session, session.handle(first, 31.0), toys(SLRS)[0])
-    return list(out), end(out)
+    out = sessions.played(session, session.handle(first, 31.0), toys(SLRS)[0])
+    return list(out), sessions.end(out)
 
 
 FAULTS: list[tuple[events.Event, str]] = [
-    (events.Lost(DRAFTER, GONE), "gone"),
+    (events.Lost(sessions.DRAFTER, GONE), "gone"),
     (events.Expired(events.Timer.DRAFTER, 1), "no answer within 30 s"),
     (scored(1, 0.5, 0.5), "scored 2 prefixes, asked for 1"),
     (scored(1, 1.1), "not between 0 and 1"),
@@ -401,16 +386,16 @@ FAULTS: list[tuple[events.Event, str]] = [
 
 @pytest.mark.parametrize(("event", "reason"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_without_its_drafter_the_epoch_ends_and_it_decodes_plainly(event: events.Event, reason: str) -> None:
-    session, _ = scoring()
+    session, _ = sessions.scoring()
     out, finish = after_scoring(session, event)
     assert reason in finish.counts.drafter_lost
-    assert len(emitted(out)) == 12
-    assert {command.kind for command in emitted(out)} == {Kind.BONUS}
-    assert {command.epoch for command in emitted(out)}.isdisjoint({1})
+    assert len(sessions.emitted(out)) == 12
+    assert {command.kind for command in sessions.emitted(out)} == {Kind.BONUS}
+    assert {command.epoch for command in sessions.emitted(out)}.isdisjoint({1})
 
 
 def test_a_score_a_little_above_one_is_rounding() -> None:
-    session, _ = scoring()
+    session, _ = sessions.scoring()
     session.handle(scored(1, 1 + 1e-7), 1.0)
     assert session.counts.drafter_lost == ""
 
@@ -420,25 +405,26 @@ def test_another_drafter_is_not_asked_about_the_draft_of_one_that_was_lost() -> 
     session = Session(assignment(SLRS))
     target, drafter = toys(SLRS)
     session.start(0.0)
-    session.handle(events.Ready(TARGET), 0.0)
-    draft = only(messages.Draft, session.handle(events.Ready(DRAFTER), 0.0))
-    sent = only(
-        messages.Pass, session.handle(events.Replied(DRAFTER, DrafterLane(drafter, rows=True).answer(draft)), 0.0)
+    session.handle(events.Ready(sessions.TARGET), 0.0)
+    draft = sessions.only(messages.Draft, session.handle(events.Ready(sessions.DRAFTER), 0.0))
+    sent = sessions.only(
+        messages.Pass,
+        session.handle(events.Replied(sessions.DRAFTER, DrafterLane(drafter, rows=True).answer(draft)), 0.0),
     )
-    session.handle(events.Lost(DRAFTER, GONE), 1.0)
-    session.handle(events.Ready(DRAFTER + 1), 2.0)
-    asked = requests(session.handle(events.Replied(TARGET, target.run(sent)), 3.0))
+    session.handle(events.Lost(sessions.DRAFTER, GONE), 1.0)
+    session.handle(events.Ready(sessions.DRAFTER + 1), 2.0)
+    asked = sessions.requests(session.handle(events.Replied(sessions.TARGET, target.run(sent)), 3.0))
     assert not any(isinstance(one, messages.Score) for one in asked)
     assert any(isinstance(one, messages.Draft) and one.epoch > draft.epoch for one in asked)
 
 
 def test_an_older_timer_does_not_end_the_wait_for_scores() -> None:
     """The deadline is looked at when the timer expires: what came since counts."""
-    session, score = scoring()
+    session, score = sessions.scoring()
     assert session.handle(events.Expired(events.Timer.DRAFTER, 0), 31.0) == []
     (timer,) = session.handle(events.Expired(events.Timer.DRAFTER, 1), 29.0)
     assert timer == events.SetTimer(events.Timer.DRAFTER, 2, 1.0)
-    assert emitted(session.handle(scored(score.epoch, 0.5), 29.5))
+    assert sessions.emitted(session.handle(scored(score.epoch, 0.5), 29.5))
 
 
 PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))

@@ -33,9 +33,9 @@ from crossdraft.verification.methods import COUPLED, SEEDED, SLRS, UNION, Method
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedRow, Refused
 from tests.clock import World
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of, toys
+from tests.tables import pair_of
 from tests.trace.recordings import virtual_steps
 from tests.verification.enumerating import EnumeratingChooser
-from tests.vocabularies import pair_of
 
 FIRST = events.Open(1, OpenTarget((0,), SamplingOptions(), None))
 DRAFTING = events.Open(2, OpenDrafter(Letters(""), SamplingOptions(), None, 0))

@@ -20,11 +20,10 @@ from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import STANDARD, TLI, Method
 from crossdraft.verification.rejection import Block
 from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, Walk, WalkStep, target_row
+from tests.tables import pair_of
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
-from tests.verification.scheduling import Overlapped, Schedule
 from tests.verification.test_overlapped_distributions import LETTERS
-from tests.verification.toys import EXACT, SAME, Setup, as_ids, bias, error
-from tests.vocabularies import pair_of
+from tests.verification.toys import EXACT, SAME, Overlapped, Schedule, Setup, as_ids, bias, error
 
 BIASED = 0.002  # total variation
 

@@ -12,10 +12,9 @@ from crossdraft.verification import coupling, planning
 from crossdraft.verification.coupling import Identity
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STANDARD, TLI, Method
 from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused, WalkStep
-from tests.tables import ToyDrafter, ToyTarget
+from tests.tables import ToyDrafter, ToyTarget, pair_of
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, as_ids, bias
-from tests.vocabularies import pair_of
 
 
 def accepted(setup: Setup) -> float:

@@ -14,6 +14,7 @@ from crossdraft.types.messages import Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
+from crossdraft.verification import walk as walks
 from crossdraft.verification.chooser import Chooser, RandomChooser
 from crossdraft.verification.methods import (
     COUPLED,
@@ -28,51 +29,22 @@ from crossdraft.verification.methods import (
     Guess,
     Method,
 )
-from crossdraft.verification.walk import (
-    Emit,
-    Ground,
-    NeedDraftToken,
-    NeedRow,
-    Refused,
-    Walk,
-    WalkStep,
-    draw_residual,
-    next_draft_token,
-    target_row,
-)
 from tests.conftest import FULL
-from tests.tables import ToyDrafter, ToyTarget
+from tests.tables import ToyDrafter, ToyTarget, pair_of
+from tests.verification import toys
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, few_or_full, full
-from tests.verification.toys import (
-    ALIKE,
-    END,
-    ENDING,
-    EXACT,
-    NESTED,
-    SAME,
-    TEXTS,
-    TOYS,
-    TWO,
-    Setup,
-    Toy,
-    as_ids,
-    bias,
-    error,
-    wanted,
-)
-from tests.vocabularies import pair_of
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
 
 
-def suitable(method: Method) -> list[Toy]:
+def suitable(method: Method) -> list[toys.Toy]:
     if method.same_vocabulary:
-        return [*(toy.with_itself() for toy in TOYS), *ALIKE]
-    return [*TOYS, *ALIKE, *(TEXTS if method.walk is coupling.walk else ())]
+        return [*(toy.with_itself() for toy in toys.TOYS), *toys.ALIKE]
+    return [*toys.TOYS, *toys.ALIKE, *(toys.TEXTS if method.walk is coupling.walk else ())]
 
 
-def shapes(method: Method, toy: Toy) -> list[tuple[int, int]]:
+def shapes(method: Method, toy: toys.Toy) -> list[tuple[int, int]]:
     """K = 1 to 3 and tokens; with two letters on a side also a round whose third draft token is judged, and one
     more.
     """
@@ -80,29 +52,31 @@ def shapes(method: Method, toy: Toy) -> list[tuple[int, int]]:
     return [(1, 3), (2, 2), (2, 3), (3, 2)] + ([(3, 4)] if longer else [])
 
 
-def cells() -> list[Setup]:
+def cells() -> list[toys.Setup]:
     """Every method, pair and K; below temperature 1 the distributions are others, and the output shorter."""
     pairs = [(method, toy) for method in METHODS for toy in suitable(method)]
-    plain = [Setup(toy, method, *shape) for method, toy in pairs for shape in shapes(method, toy)]
-    cooler = [Setup(toy, method, k, 2, temperature=0.6) for method, toy in pairs for k in (1, 2, 3)]
+    plain = [toys.Setup(toy, method, *shape) for method, toy in pairs for shape in shapes(method, toy)]
+    cooler = [toys.Setup(toy, method, k, 2, temperature=0.6) for method, toy in pairs for k in (1, 2, 3)]
     return few_or_full(plain + cooler, usual)
 
 
-def usual(setup: Setup) -> bool:
+def usual(setup: toys.Setup) -> bool:
     """Every method and pair with one K, each K with every method and every pair, and one pair below temperature 1."""
-    place = METHODS.index(setup.method) + [toy.name for toy in (*TOYS, *TEXTS, *ALIKE)].index(setup.toy.name)
+    place = METHODS.index(setup.method) + [toy.name for toy in (*toys.TOYS, *toys.TEXTS, *toys.ALIKE)].index(
+        setup.toy.name
+    )
     if setup.temperature < 1:
-        return setup.toy.name == NESTED.name and setup.draft_tokens == 2
+        return setup.toy.name == toys.NESTED.name and setup.draft_tokens == 2
     return (setup.draft_tokens, setup.length) == ((1, 3), (2, 2), (3, 2))[place % 3]
 
 
-def named(setup: Setup) -> str:
+def named(setup: toys.Setup) -> str:
     return f"{setup.method.name}-{setup.toy.name}-K{setup.draft_tokens}-{setup.length}-T{setup.temperature:g}"
 
 
 @pytest.mark.parametrize("setup", cells(), ids=named)
-def test_output_distribution_is_the_targets(setup: Setup) -> None:
-    assert error(setup) < EXACT
+def test_output_distribution_is_the_targets(setup: toys.Setup) -> None:
+    assert toys.error(setup) < toys.EXACT
 
 
 @pytest.mark.parametrize("head", few_or_full([1, 2], lambda head: head == 1))
@@ -111,7 +85,7 @@ def test_output_distribution_is_the_targets(setup: Setup) -> None:
 def test_truncated_rows_have_the_same_distribution(method: Method, draft_tokens: int, head: int) -> None:
     """Over every third pair, unless all tests run."""
     for toy in suitable(method) if FULL else suitable(method)[1::3]:
-        assert error(Setup(toy, method, draft_tokens, 2, head=head)) < EXACT, toy.name
+        assert toys.error(toys.Setup(toy, method, draft_tokens, 2, head=head)) < toys.EXACT, toy.name
 
 
 @pytest.mark.parametrize("head", [1, full(99)])
@@ -123,23 +97,23 @@ def test_truncated_rows_have_the_same_distribution(method: Method, draft_tokens:
 def test_penalties_and_bans_change_the_distribution_and_nothing_else(method: Method, head: int) -> None:
     """What may be drawn depends on the tokens before: on draft tokens, for later rows of a pass."""
     options = SamplingOptions(frequency_penalty=1.5, bad_word_ids=((1, 1), (0, 1, 0)), min_tokens=2, end_ids=(1,))
-    toy = NESTED.with_itself() if method.same_vocabulary else NESTED
-    setup = Setup(toy, method, 2, 3, head=head, options=options)
-    assert error(setup) < EXACT
-    assert not any(1 in output[:2] for output in wanted(setup))
-    assert distance(wanted(setup), wanted(replace(setup, options=None))) > 0.05
+    toy = toys.NESTED.with_itself() if method.same_vocabulary else toys.NESTED
+    setup = toys.Setup(toy, method, 2, 3, head=head, options=options)
+    assert toys.error(setup) < toys.EXACT
+    assert not any(1 in output[:2] for output in toys.wanted(setup))
+    assert distance(toys.wanted(setup), toys.wanted(replace(setup, options=None))) > 0.05
 
 
 @pytest.mark.parametrize("head", [1, 99])
-@pytest.mark.parametrize("toy", [ENDING, NESTED], ids=lambda toy: toy.name)
+@pytest.mark.parametrize("toy", [toys.ENDING, toys.NESTED], ids=lambda toy: toy.name)
 @pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
 def test_a_grammar_masks_both_models_and_the_distribution_is_the_targets_masked(method, toy, head, monkeypatch):
     """Each row of a pass by the path that leads to it, and the drafter's rows by the same letters."""
-    setup = Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3, head=head)
+    setup = toys.Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3, head=head)
     grammar, free, drafted = Grammar.regex("(ab|ba|b)+"), ToyTarget.distribution, ToyDrafter.distribution
 
     def matcher_of(letters: Sequence[str]) -> GrammarMatcher:
-        ends = [token for token, one in enumerate(letters) if one == END]
+        ends = [token for token, one in enumerate(letters) if one == toys.END]
         return GrammarCompiler([*map(Letters, letters)], ends).matcher(grammar)
 
     @cache
@@ -160,42 +134,45 @@ def test_a_grammar_masks_both_models_and_the_distribution_is_the_targets_masked(
         weights[row.ids] = row.probabilities
         return Row(row.ids, kept(theirs, text, weights)[row.ids])
 
-    plain = wanted(setup)
+    plain = toys.wanted(setup)
     monkeypatch.setattr(ToyTarget, "distribution", of_target)
     monkeypatch.setattr(ToyDrafter, "distribution", of_drafter)
-    law = wanted(setup)
-    assert error(setup) < EXACT
+    law = toys.wanted(setup)
+    assert toys.error(setup) < toys.EXACT
     assert distance(law, plain) > 0.05
     texts = ["".join(setup.toy.target[token] for token in path) for path, weight in law.items() if weight]
-    assert all(re.fullmatch("(ab|ba|b)*a?", text.rstrip(END)) for text in texts)
-    assert all(re.fullmatch("(ab|ba|b)+", text.rstrip(END)) for text in texts if text.endswith(END))
+    assert all(re.fullmatch("(ab|ba|b)*a?", text.rstrip(toys.END)) for text in texts)
+    assert all(re.fullmatch("(ab|ba|b)+", text.rstrip(toys.END)) for text in texts if text.endswith(toys.END))
 
 
 @pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
 @pytest.mark.parametrize(("draft_tokens", "length"), [(2, 2), full(1, 3), full(2, 3), full(3, 2)])
 def test_ignoring_the_end_symbol(method: Method, draft_tokens: int, length: int) -> None:
-    toy = ENDING.with_itself() if method.same_vocabulary else ENDING
-    assert error(Setup(toy, method, draft_tokens, length, ignore_end=True)) < EXACT
+    toy = toys.ENDING.with_itself() if method.same_vocabulary else toys.ENDING
+    assert toys.error(toys.Setup(toy, method, draft_tokens, length, ignore_end=True)) < toys.EXACT
 
 
 @pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
 def test_what_a_drafter_leaves_out_of_its_context_changes_no_distribution(method, monkeypatch):
     """A symbol of the target's, which it cannot write: its rows are those after another text."""
     unknown = Side.TARGET.control(0)
-    toy, distribution = Toy("unknown to the drafter", ("a", "b", unknown), ("a", "ab", "b")), ToyDrafter.distribution
+    toy, distribution = (
+        toys.Toy("unknown to the drafter", ("a", "b", unknown), ("a", "ab", "b")),
+        ToyDrafter.distribution,
+    )
     monkeypatch.setattr(
         ToyDrafter, "distribution", lambda self, text: distribution(self, Letters(text.replace(unknown, "")))
     )
-    assert error(Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3)) < EXACT
+    assert toys.error(toys.Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3)) < toys.EXACT
 
 
 @pytest.mark.parametrize("method", [*METHODS, SLRS, TOKENTIMING], ids=lambda method: method.name)
 @pytest.mark.parametrize("draft_tokens", [1, 3])
 def test_temperature_zero_is_the_greedy_text(method: Method, draft_tokens: int) -> None:
     for toy in suitable(method):
-        setup = Setup(toy, method, draft_tokens, 4, temperature=0)
+        setup = toys.Setup(toy, method, draft_tokens, 4, temperature=0)
         distribution = distribution_of(setup.run)
-        assert distribution.keys() == wanted(setup).keys(), toy.name
+        assert distribution.keys() == toys.wanted(setup).keys(), toy.name
         assert len(distribution) == 1
 
 
@@ -203,29 +180,29 @@ def test_a_broken_acceptance_rule_is_seen() -> None:
     """Accepting with p instead of p / q, and drawing corrections from p instead of (p - q)+."""
     for broken in (accept_with_p, correct_from_p):
         method = Method("broken", broken, (Guess.OWN,), shared_only=True)
-        assert bias(Setup(SAME, method, 2, 2)) > 0.01
+        assert toys.bias(toys.Setup(toys.SAME, method, 2, 2)) > 0.01
 
 
-def accept_with_p(ground: Ground) -> Walk:
+def accept_with_p(ground: walks.Ground) -> walks.Walk:
     return _broken(ground, lambda p, q: p, residual=True)
 
 
-def correct_from_p(ground: Ground) -> Walk:
+def correct_from_p(ground: walks.Ground) -> walks.Walk:
     return _broken(ground, lambda p, q: p / q, residual=False)
 
 
-def _broken(ground: Ground, acceptance: Callable[[float, float], float], *, residual: bool) -> Walk:
+def _broken(ground: walks.Ground, acceptance: Callable[[float, float], float], *, residual: bool) -> walks.Walk:
     """Rejection sampling with the wrong acceptance or the wrong correction."""
     offset = ground.offset
-    while (draft_token := (yield from next_draft_token())) is not None:
+    while (draft_token := (yield from walks.next_draft_token())) is not None:
         token, q = rejection.in_target_ids(ground.pair, draft_token)
-        row = yield from target_row(listed=q.ids, judging=True)
+        row = yield from walks.target_row(listed=q.ids, judging=True)
         if not ground.chooser.bernoulli(acceptance(row.probability(token), q.probability(token))):
-            token = yield from draw_residual(ground.chooser, row, q if residual else None)
-            yield Emit(token, Kind.CORRECTED)
-            yield Refused(offset)
+            token = yield from walks.draw_residual(ground.chooser, row, q if residual else None)
+            yield walks.Emit(token, Kind.CORRECTED)
+            yield walks.Refused(offset)
             return
-        yield Emit(token, Kind.ACCEPTED)
+        yield walks.Emit(token, Kind.ACCEPTED)
         offset += len(ground.pair.target.letters[token])
     yield from rejection.walk(replace(ground, offset=offset))
 
@@ -236,8 +213,8 @@ def _broken(ground: Ground, acceptance: Callable[[float, float], float], *, resi
 @pytest.mark.parametrize("nodes", [0, full(12)])
 @pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
 def test_drafters_that_read_hidden_states(method: Method, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Setup(SAME if method is STANDARD else NESTED, method, 1, 4, nodes=nodes, states=True)
-    assert error(setup) < EXACT
+    setup = toys.Setup(toys.SAME if method is STANDARD else toys.NESTED, method, 1, 4, nodes=nodes, states=True)
+    assert toys.error(setup) < toys.EXACT
     told, propose = [], ToyDrafter.propose
 
     def without_states(drafter: ToyDrafter) -> DraftToken:
@@ -249,7 +226,7 @@ def test_drafters_that_read_hidden_states(method: Method, nodes: int, monkeypatc
         return replace(drawn, row=row)
 
     monkeypatch.setattr(ToyDrafter, "propose", without_states)
-    assert bias(setup) > 0.001
+    assert toys.bias(setup) > 0.001
     assert any(told)
 
 
@@ -259,18 +236,20 @@ def test_drafters_that_read_hidden_states(method: Method, nodes: int, monkeypatc
 ROWS = (STANDARD, UNION, TLI, RDK, COUPLED, COUPLED_SHARED)
 
 
-def trees() -> list[Setup]:
+def trees() -> list[toys.Setup]:
     pairs = [(method, toy) for method in ROWS for toy in suitable(method)]
-    found = [Setup(toy, method, k, 3, head=head, nodes=12) for method, toy in pairs for k, head in ((2, 99), (1, 1))]
-    return few_or_full(found, lambda setup: setup.toy.name in (NESTED.name, ENDING.name))
+    found = [
+        toys.Setup(toy, method, k, 3, head=head, nodes=12) for method, toy in pairs for k, head in ((2, 99), (1, 1))
+    ]
+    return few_or_full(found, lambda setup: setup.toy.name in (toys.NESTED.name, toys.ENDING.name))
 
 
 @pytest.mark.parametrize("setup", trees(), ids=named)
-def test_trees_of_methods_that_judge_rows(setup: Setup) -> None:
-    assert error(setup) < EXACT
+def test_trees_of_methods_that_judge_rows(setup: toys.Setup) -> None:
+    assert toys.error(setup) < toys.EXACT
 
 
-def passes(setup: Setup) -> float:
+def passes(setup: toys.Setup) -> float:
     """How many passes an output needs, in expectation."""
     made: list[ToyTarget] = []
 
@@ -279,7 +258,7 @@ def passes(setup: Setup) -> float:
             made.append(self)
             return super().run(sent)
 
-    class Counting(Setup):
+    class Counting(toys.Setup):
         def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
             return Counted(len(self.toy.target), self.head, chooser, self.temperature)
 
@@ -295,7 +274,7 @@ def passes(setup: Setup) -> float:
 
 @pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
 def test_a_tree_saves_passes(method: Method) -> None:
-    chain = Setup(TWO.with_itself(), method, 1, 5, ignore_end=True)
+    chain = toys.Setup(toys.TWO.with_itself(), method, 1, 5, ignore_end=True)
     assert passes(replace(chain, nodes=12)) < 0.85 * passes(chain)
 
 
@@ -303,36 +282,38 @@ def test_a_tree_saves_passes(method: Method) -> None:
 def test_trees_whose_further_draws_are_wrong(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
     """The enumeration notices draws from another distribution, and draws that are dropped."""
 
-    def likeliest(_: Chooser) -> Walk:
-        while (row := (yield NeedRow(known=True))) is not None:
-            yield Emit(int(row.ids[row.probabilities.argmax()]), Kind.BONUS)
+    def likeliest(_: Chooser) -> walks.Walk:
+        while (row := (yield walks.NeedRow(known=True))) is not None:
+            yield walks.Emit(int(row.ids[row.probabilities.argmax()]), Kind.BONUS)
 
-    def choosy(chooser: Chooser) -> Walk:
+    def choosy(chooser: Chooser) -> walks.Walk:
         """Drops its draw of the first token, and leaves the place to the next round."""
-        row = yield NeedRow(known=True)
-        if isinstance(row, Row) and (token := (yield from draw_residual(chooser, row, None))):
-            yield Emit(token, Kind.BONUS)
+        row = yield walks.NeedRow(known=True)
+        if isinstance(row, Row) and (token := (yield from walks.draw_residual(chooser, row, None))):
+            yield walks.Emit(token, Kind.BONUS)
 
     for broken in (likeliest, choosy):
         for module in (rejection, coupling):
             monkeypatch.setattr(module, "beyond_refusal", broken)
-        assert bias(Setup(SAME, method, 2, 3, nodes=12, ignore_end=True)) > 0.005, broken
+        assert toys.bias(toys.Setup(toys.SAME, method, 2, 3, nodes=12, ignore_end=True)) > 0.005, broken
 
 
 PAIR = pair_of(("a", "b"), ("a", "b"))
-HEAD = Row(as_ids(0), np.zeros(1), 1.0)  # at 0 so that the tail is drawn
-WHOLE = Row(as_ids(0), np.ones(1))
+HEAD = Row(toys.as_ids(0), np.zeros(1), 1.0)  # at 0 so that the tail is drawn
+WHOLE = Row(toys.as_ids(0), np.ones(1))
 
 
 @pytest.mark.parametrize("walk", [rejection.walk, coupling.walk])
 @pytest.mark.parametrize("draft_token", [DraftToken(0, Row.certain(0)), None], ids=["refused", "none"])
-def test_the_whole_row_is_drawn_from(walk: Callable[[Ground], Walk], draft_token: DraftToken | None) -> None:
-    walking = walk(Ground(PAIR, RandomChooser(np.random.default_rng(0))))
-    step: WalkStep = next(walking)
-    while not isinstance(step, Emit | Refused):
+def test_the_whole_row_is_drawn_from(
+    walk: Callable[[walks.Ground], walks.Walk], draft_token: DraftToken | None
+) -> None:
+    walking = walk(walks.Ground(PAIR, RandomChooser(np.random.default_rng(0))))
+    step: walks.WalkStep = next(walking)
+    while not isinstance(step, walks.Emit | walks.Refused):
         match step:
-            case NeedDraftToken():
+            case walks.NeedDraftToken():
                 step = walking.send(draft_token)
-            case NeedRow():
+            case walks.NeedRow():
                 step = walking.send(WHOLE if step.whole else HEAD)
-    assert step == Emit(0, Kind.BONUS if draft_token is None else Kind.CORRECTED)
+    assert step == walks.Emit(0, Kind.BONUS if draft_token is None else Kind.CORRECTED)

@@ -40,11 +40,25 @@ from crossdraft.verification.walk import NeedRow
 from tests.clock import Stage, run_session
 from tests.conftest import FULL
 from tests.ports import assignment
-from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution
+from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
 from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full, full
-from tests.verification.scheduling import Act, Overlapped, Schedule
-from tests.verification.toys import ALIKE, ENDING, EXACT, NESTED, SAME, TEXTS, TOYS, TWO, Toy, as_ids, bias, error
-from tests.vocabularies import pair_of
+from tests.verification.toys import (
+    ALIKE,
+    ENDING,
+    EXACT,
+    NESTED,
+    SAME,
+    TEXTS,
+    TOYS,
+    TWO,
+    Act,
+    Overlapped,
+    Schedule,
+    Toy,
+    as_ids,
+    bias,
+    error,
+)
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 LETTERS = Toy("two letters", ("a", "b"), ("a", "b"))

@@ -21,10 +21,9 @@ from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLRS, TOKENTIMING
 from crossdraft.verification.prefixes import PieceDistribution
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Walk, WalkStep, undrafted
-from tests.tables import ToyDrafter, ToyTarget
+from tests.tables import ToyDrafter, ToyTarget, greedy_tokens, pair_of
 from tests.verification.enumerating import EnumeratingChooser, Refusing, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, as_ids, bias, error, row_of
-from tests.vocabularies import greedy_tokens, pair_of
 
 LATE = Toy("excluded by a piece before the last", ("a", "b", "aba"), ("a", "b"))
 TWICE = Toy("excluded twice", ("a", "b", "ba", "aba"), ("a", "b"))

@@ -1,4 +1,5 @@
-"""The drafter's side: its window, its deadlines, prepared continuations, and what a controller is told."""
+"""Targets: lanes, passes, rows that are asked for while a pass is under way. The drafter's side: its window, deadlines,
+prepared continuations, and what a controller is told. The ledger: what a service owes, since when, and how long."""
 
 from dataclasses import replace
 
@@ -7,22 +8,248 @@ import pytest
 
 from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
-from crossdraft.session.events import Command, Expired, Lost, Open, Ready, Replied, SetTimer, Timer
+from crossdraft.session.events import (
+    Command,
+    Expired,
+    IllegalEventError,
+    Lost,
+    Open,
+    Ready,
+    Reason,
+    Replied,
+    SetTimer,
+    Timer,
+)
+from crossdraft.session.ledger import Ledger
+from crossdraft.session.rules import State
 from crossdraft.session.session import Session
+from crossdraft.session.target_side import Answers, Flight
 from crossdraft.speculation.choice import PLAIN, Choice, DraftSeen, Judged, Lifecycle, PassSeen
-from crossdraft.text.letters import Letters
-from crossdraft.types.messages import Advance, Branch, Draft, Drafted, HiddenStates, Pass, PassDone, Sample
+from crossdraft.text.letters import NOTHING, Letters
+from crossdraft.types.messages import (
+    Advance,
+    Branch,
+    Draft,
+    Drafted,
+    FetchRow,
+    HiddenStates,
+    OpenDrafter,
+    Opened,
+    OpenTarget,
+    Pass,
+    PassDone,
+    PromptScored,
+    RowFetched,
+    RunTo,
+    Sample,
+    SamplingOptions,
+    Score,
+    Scored,
+    ScorePrompt,
+)
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
+from crossdraft.types.trees import TokenTree
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLEM, TLI
-from crossdraft.verification.walk import Ground
+from crossdraft.verification.walk import Ground, NeedRow
 from tests.clock import GONE
-from tests.ports import assignment
-from tests.session.sessions import DRAFTER, TARGET, emitted, only, opened, requests, timers
-from tests.session.test_target_side import ONES, drafted, passing
-from tests.verification.scheduling import InTurn, Turns
-from tests.vocabularies import pair_of
+from tests.session.sessions import DRAFTER, TARGET, assignment, begun, emitted, only, opened, requests, timers
+from tests.tables import pair_of
+from tests.verification.toys import InTurn, Turns, row_of
+
+ONES = Row.certain(1)
+
+
+def passing(choice: Choice, targets: int = 1) -> tuple[Session, Turns, Pass]:
+    """A pass left when one draft token, id 1, was known; the drafter goes on."""
+    session, controller, first = begun(choice, method=TLI, waits=True, targets=targets, max_tokens=9)
+    lanes = [command.lane for command in first if isinstance(command, Open)]
+    for lane in lanes:
+        session.handle(Ready(lane), 1.0)
+    out = session.handle(Replied(lanes[-1], drafted(0)), 2.0)
+    (sent,) = (request for request in requests(out) if isinstance(request, Pass))
+    return session, controller, sent
+
+
+def drafted(first: int, epoch: int = 1) -> Drafted:
+    return Drafted(epoch, (DraftToken(1, ONES),), 0.5, first=first)
+
+
+def test_a_prompt_is_scored_before_the_first_pass_and_goes_on_elsewhere() -> None:
+    opening = OpenTarget((4, 5, 6, 7, 8), SamplingOptions(), None)
+    given = assignment(TLI, drafts=False, open_target=opening, prompt_logprobs=2, max_tokens=0, targets=2)
+    session = Session(given)
+    session.start(0.0)
+
+    def scored(lane: int, first: int, *tokens: int, more: bool = True) -> list[Command]:
+        reply = PromptScored(first, tuple(Sample(token, -1.0, rank=1) for token in tokens), 0.0, more)
+        return session.handle(Replied(lane, reply), 1.0)
+
+    assert requests(session.handle(Ready(TARGET), 0.0)) == [ScorePrompt(1, 2)]
+    (piece,) = scored(TARGET, 1, 5, 6)
+    assert isinstance(piece, PromptScored)
+    for first, tokens, more in ((2, (6,), True), (3, (8,), True), (3, (7, 8), True), (3, (7,), False), (3, (), True)):
+        with pytest.raises(IllegalEventError, match=r"^PromptScored \(first .*\) was not asked for"):
+            scored(TARGET, first, *tokens, more=more)
+    assert requests(session.handle(Ready(2), 1.5)) == []  # the first one does it
+    assert requests(session.handle(Lost(TARGET, GONE, elsewhere=False), 2.0)) == [ScorePrompt(3, 2)]
+    (again,) = (one for one in session.handle(Lost(2, GONE), 3.0) if isinstance(one, Open))
+    assert requests(session.handle(Ready(again.lane), 4.0)) == [ScorePrompt(3, 2)]
+    last, end = scored(again.lane, 3, 7, 8, more=False)
+    assert isinstance(last, PromptScored)
+    assert (end.reason, session.counts.tokens, session.counts.passes) == (Reason.LENGTH, 0, 0)
+
+
+def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
+    session, _, _ = passing(Choice(4, 1, speculate=True), targets=2)
+    (ahead,) = (one for one in requests(session.handle(Replied(3, drafted(1)), 3.0)) if isinstance(one, Pass))
+    assert ahead.tree.tokens == (1, 1)
+    assert ahead.wanted == (2,)  # the first pass brings the others
+    assert session.counts.speculated == 1
+    (late,) = requests(session.handle(Replied(3, drafted(2)), 4.0))  # both are busy
+    assert late.node == 2
+    first = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
+    assert len(emitted(first)) == 2  # the row of the third is on its way
+    second = session.handle(Replied(2, PassDone(1, (ONES,), 0.5)), 6.0)
+    assert len(emitted(second)) == 1
+
+
+def test_it_waits_for_as_many_more_draft_tokens_as_any_pass() -> None:
+    """One that left at each draft token would be back no sooner than the pass after the first."""
+    session, _, first = begun(Choice(6, 2, speculate=True), method=TLI, waits=True, targets=2, max_tokens=9)
+    for lane in [command.lane for command in first if isinstance(command, Open)]:
+        session.handle(Ready(lane), 1.0)
+    left = []
+    for place in range(4):
+        sent = requests(session.handle(Replied(3, drafted(place)), 2.0 + place))
+        left.append([len(one.tree) for one in sent if isinstance(one, Pass)])
+    assert left == [[], [2], [], [4]]
+
+
+def test_a_lane_that_owes_a_row_begins_no_pass_early() -> None:
+    """It would answer the pass's rows only, and the walk would have to ask for its row by another pass."""
+    session, _, _ = passing(Choice(6, 1, speculate=True), targets=2)
+    session.handle(Replied(3, drafted(1)), 3.0)  # the other lane begins early
+    out = session.handle(Replied(TARGET, PassDone(1, (row_of([0], [0.5], 1.0), ONES), 0.5)), 4.0)
+    (fetch,) = requests(out)[:1]
+    assert isinstance(fetch, FetchRow)
+    more = [*out, *session.handle(Replied(3, drafted(2)), 5.0)]
+    assert not any(isinstance(one, Pass) for one in requests(more))
+    last = session.handle(Replied(TARGET, RowFetched(1, 0, row_of([0, 1], [0.5, 0.5]))), 6.0)
+    assert emitted(last)
+
+
+def test_a_lost_target_takes_its_pass_along() -> None:
+    """What it owed is asked of the other, once."""
+    session, _, sent = passing(Choice(2, 1), targets=2)
+    out: list[Command] = session.handle(Lost(TARGET, GONE), 3.0)
+    again = [one for one in requests(out) if isinstance(one, Pass)]
+    assert len(again) == 1
+    assert again[0].tree == sent.tree
+    assert [one.after for one in out if isinstance(one, Open)] == [0.0]
+    assert session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.0)), 4.0) == []
+    waits = []
+    for _ in range(8):  # who is lost again and again waits longer
+        (opened,) = (one for one in out if isinstance(one, Open))
+        waits.append(opened.after)
+        out = session.handle(Lost(opened.lane, GONE), 5.0)
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (0.0, 1.0)
+    assert session.counts.targets_lost == 1  # what never opened is no loss
+
+
+def test_a_lane_that_nobody_can_have_leaves_those_that_are_being_opened() -> None:
+    session, _, commands = begun(Choice(2, 1), method=TLI, targets=2)
+    first, second = [command.lane for command in commands if isinstance(command, Open)][:2]
+    (timer,) = session.handle(Lost(second, GONE, elsewhere=False), 1.0)
+    assert timer.timer is Timer.TARGET  # there is a deadline for the other
+    session.handle(Ready(first), 2.0)
+    assert session.state is State.RUNNING
+
+
+def held(row: Row, listed: list[int] | None, head: int) -> Answers:
+    fetched = Answers([], head)
+    asked = () if listed is None else (np.array(listed, dtype=np.int64),)
+    fetched.add(Flight(1, Pass(1, (), TokenTree(), asked), 0, ((),)), (row,))
+    return fetched
+
+
+@pytest.mark.parametrize(
+    ("listed", "need", "ids"),
+    [
+        ([], [], [4, 2]),  # the head
+        ([7], [7], [4, 2, 7]),
+        ([7], [], [4, 2]),  # what was listed is not to be used
+        ([7], [9], None),  # not at hand
+    ],
+)
+def test_of_a_row_only_the_head_and_what_is_needed_is_used(listed: list[int], need: list[int], ids: list[int] | None):
+    chances = {4: 0.4, 2: 0.2, 7: 0.2}
+    known = [4, 2, *listed]
+    row = Row(np.array(known), np.array([chances[one] for one in known]), 1 - sum(chances[one] for one in known))
+    answer = held(row, listed, 2).answer(NeedRow(False, np.array(need, dtype=np.int64)))
+    assert (answer.ids.tolist() if isinstance(answer, Row) else None) == ids
+    if isinstance(answer, Row):
+        assert answer.tail + answer.probabilities.sum() == pytest.approx(1)
+
+
+def test_a_whole_row_is_cut_to_what_is_needed() -> None:
+    row = Row(np.arange(4), np.array([0.1, 0.4, 0.3, 0.2]))
+    answer = held(row, None, 1).answer(NeedRow(False, np.array([0])))
+    assert answer.ids.tolist() == [0, 1]
+    assert answer.tail == pytest.approx(0.5)
+    whole = held(row, None, 1).answer(NeedRow(whole=True))
+    assert whole is row
+
+
+def after(number: int, root: int, *paths: tuple[int, ...]) -> Flight:
+    """A pass that left after so many tokens of output and answers these paths."""
+    sent = Pass(number, (), TokenTree((), ()), (), tuple(range(len(paths))))
+    return Flight(1, sent, root, paths)
+
+
+def test_rows_of_a_way_that_the_output_has_not_taken_are_not_kept() -> None:
+    """Neither when a pass of before returns late, nor when the paths begin at another root."""
+    ids = [0]
+    fetched = Answers(ids, 8)
+    fetched.add(after(1, 0, (), (0,), (0, 1), (1, 1)), (ONES, ONES, ONES, Row.certain(0)))
+    fetched.add(after(2, 1, ()), (ONES,))
+    ids.append(1)
+    assert fetched.answer(NeedRow()) is ONES  # not what follows 1, 1
+    fetched.add(after(3, 0, (0, 1), (1, 1)), (ONES, Row.certain(0)))  # the output began with 0
+    assert fetched.answer(NeedRow()) is ONES
+    ids.append(0)
+    fetched.add(after(4, 0, (1, 1, 0)), (ONES,))
+    assert fetched.answer(NeedRow()) is None
+
+
+def test_of_a_pass_that_draws_no_row_is_fetched() -> None:
+    """The target keeps none: another pass brings what the walk needs."""
+    session, _, _ = passing(Choice(3, 1))
+    (lane,) = session.target.lanes.values()
+    number, listed = lane.latest.sent.number, np.array([1])
+    assert lane.fetch(number, 0, listed)
+    lane.owed.clear()
+    lane.latest = replace(lane.latest, sent=replace(lane.latest.sent, draws=True))
+    assert lane.fetch(number, 0, listed) is None
+
+
+def test_a_block_goes_on_as_far_as_a_pass_has_covered_the_draft() -> None:
+    """Not along other paths whose rows are at hand; an earlier pass that returns late does not shorten it."""
+    ids = [0]
+    fetched = Answers(ids, 8)
+    fetched.add(replace(after(2, 1, (), (1,), (1, 2), (3,)), own=(1, 2)), (ONES,) * 4)
+    fetched.add(replace(after(1, 1, (), (1,)), own=(1,)), (ONES,) * 2)
+    assert [fetched.covers(path) for path in ((1,), (1, 2), (1, 2, 3), (3,))] == [True, True, False, False]
+    assert fetched.answer(NeedRow(path=(1, 2))) is ONES
+    ids.append(1)
+    assert fetched.covers((2,))
+    ids.append(3)
+    assert not fetched.covers(())
+    fetched.add(replace(after(3, 3, (), (4,)), own=(4,)), (ONES,) * 2)
+    assert fetched.covers((4,))
+
 
 ZEROS = Row.certain(0)
 
@@ -337,3 +564,70 @@ def test_a_tree_that_ends_early_is_what_was_asked_for() -> None:
     sent = only(Pass, out)
     assert (0,) in sent.tree.paths()
     assert (session.counts.stood_aside, session.counts.undrafted, session.counts.draft_tokens) == (0, "", 1)
+
+
+OPENED = Opened("f1")
+OPEN, BEGUN = OpenTarget((1,), SamplingOptions(), None), OpenDrafter(NOTHING, SamplingOptions(), None, 0)
+PASS, DONE, RUN = Pass(1, (), TokenTree()), PassDone(1, (), 0.0), Pass(1, (), TokenTree(), draws=True, run=8)
+FETCH, ROW = FetchRow(1, 0), RowFetched(1, 0, Row.certain(1))
+OLD, NEWER = (Draft(epoch, 0, NOTHING, 2, chunk=1) for epoch in (1, 2))
+BRANCHES, LATE = (Drafted(epoch, (), 0.0, branches=(Branch(1, 0, Letters("a"), (1,)),)) for epoch in (1, 1))
+ONE, FRESH = Drafted(1, (DraftToken(1),), 0.0), Drafted(2, (DraftToken(1),) * 2, 0.0)
+SCORE, SCORED = Score(1, 0, (Letters("a"),), 1), Scored(1, np.ones(1), 0.0)
+PROMPT, PART = ScorePrompt(1, 0), PromptScored(1, (), 0.0, more=True)
+REPLIES = (PassDone, RowFetched, PromptScored, Drafted, Scored)
+
+
+def told(ledger: Ledger, message: object, now: float) -> None:
+    if isinstance(message, Opened):
+        ledger.opened(now)
+    elif isinstance(message, REPLIES):
+        ledger.take(message, now)
+    else:
+        ledger.sent(message, now)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        [(OPEN, 1), (PASS, 1), (FETCH, 1), (OPENED, 4), (DONE, 5), (ROW, None), (ROW, None)],
+        [(RUN, 1), (replace(DONE, more=True), 2), (RunTo(1, 0), 2), (DONE, None), (PASS, 5)],
+        [(DONE, None), (PASS, 2)],  # a reply too many does not pay for what is asked later
+        [(PASS, 1), (ROW, 1), (replace(DONE, number=2), 1), (DONE, None)],  # nor one that answers nothing
+        [(PROMPT, 1), (PART, 2), (replace(PART, more=False), None)],
+        [(BEGUN, 1), (OPENED, None), (OLD, 3), (BRANCHES, 4), (ONE, 5), (replace(ONE, first=1), None)],
+        [(OLD, 1), (ONE, 2), (replace(ONE, first=1), None), (Advance(1, 3), 4), (replace(ONE, first=2), None)],
+        [(OLD, 1), (ONE, 2), (NEWER, 2), (ONE, 2), (FRESH, None)],  # a newer draft puts off nothing, nor a late reply
+        [(OLD, 1), (Advance(1, 0), None), (NEWER, 2), (FRESH, None), (replace(NEWER, epoch=3), 5)],  # silence goes on
+        [(OLD, 1), (replace(ONE, reason="it is at its end"), None), (Advance(1, 9), None)],
+        [(OLD, 1), (ONE, 2), (SCORE, 2), (replace(ONE, first=1), 4), (SCORED, None)],
+        [(OLD, 1), (SCORE, 1), (NEWER, 1), (SCORED, 1), (FRESH, None)],
+    ],
+)
+def test_since_when_a_service_has_owed_something(story: list[tuple[object, int | None]]) -> None:
+    """A message a second."""
+    ledger = Ledger()
+    for now, (message, since) in enumerate(story, 1):
+        told(ledger, message, now)
+        assert ledger.since == since, message
+        assert ledger.owes == (since is not None)
+
+
+def test_a_reply_names_what_it_answers_and_whether_it_is_the_first() -> None:
+    ledger, second = Ledger(), replace(PASS, number=2)
+    for now, message in enumerate((PASS, second, FETCH), 1):
+        ledger.sent(message, now)
+    found = [ledger.take(reply, 9) for reply in (DONE, replace(DONE, number=2), ROW, DONE)]
+    named = [one and (one.request, one.at, one.replies) for one in found]
+    assert named == [(PASS, 1, 1), (second, 2, 1), (FETCH, 3, 1), None]
+    ledger.sent(OLD, 10)
+    assert [asked.replies for _ in range(2) if (asked := ledger.take(ONE, 11))] == [1, 2]
+
+
+def test_how_long_it_has_owed_something() -> None:
+    """While it was being opened it had no work; what it owes on and on counts once."""
+    ledger = Ledger()
+    story = (0, OPEN), (5, OPENED), (7, PASS), (8, FETCH), (9, DONE), (11, ROW), (20, replace(PASS, number=2))
+    for now, message in story:
+        told(ledger, message, now)
+    assert [ledger.busy(now) for now in (20, 22)] == [4, 6]
