@@ -18,13 +18,13 @@ ROOTS = ("services", "orchestrator", "deploy", "protos", "lab")
 LABORATORY = "crossdraft.lab"
 SMALL = 80  # lines of a module that may belong in its only importer
 LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever brings a figure down lowers its limit
-    "source modules": 162,
+    "source modules": 161,
     "source lines": 38_473,
-    "lines of the laboratory": 5_177,
+    "lines of the laboratory": 4_950,
     "modules in the largest folder": 21,
     "longest chain of imports": 17,
     "test lines": 39_604,
-    "test lines of the laboratory": 2_093,
+    "test lines of the laboratory": 1_991,
 }
 Imports = Mapping[str, set[str]]  # module -> modules that it imports
 
