@@ -183,7 +183,7 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
         await session.close()
         async with client.session(OPEN):  # on one link what is sent first comes first
             gate.open()
-            await gate.thread.run(nothing())
+            await gate.thread.submit(nothing())
         assert gate.thread.steps == 1
         assert not gate.thread.engine.slots_in_use
 
