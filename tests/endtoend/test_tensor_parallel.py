@@ -12,10 +12,8 @@ import pytest
 from crossdraft.cli.processes import Wanted
 from crossdraft.client import Generation, GenerationRequest, Pipeline, Reason, connect
 from crossdraft.rpc.links import Patience
-from crossdraft.rpc.server import Listening
-from crossdraft.target.service import ServeTarget, target_server
 from tests.conftest import FULL
-from tests.endtoend.stack import TARGET, model
+from tests.endtoend.stack import TARGET
 from tests.prompts import PROMPTS
 from tests.started import Killable
 
@@ -87,11 +85,7 @@ async def test_nothing_is_lost_or_doubled_or_left_whichever_rank_is_killed() -> 
             both = [serving, *children(serving)]
             os.kill(serving if number % 2 == 0 else rank_of(serving), signal.SIGKILL)
             await gone(both)
-            if number + 1 < KILLS:
-                victim = await victim.restarted()
-            else:  # in this process, which takes less time: what serves there makes the same text
-                again = Listening(port=int(victim.address.rpartition(":")[2]), grace_seconds=0)
-                await stack.enter_async_context(await target_server(ServeTarget(model(TARGET), again)))
+            victim = await victim.restarted()
             assert await streams == undisturbed
             assert any(one.statistics is not None and one.statistics.targets_lost for one in running)
         last = [victim.running.process_id, *children(victim.running.process_id)]

@@ -1,8 +1,10 @@
 """One faulty session, or one faulty peer, harms no other: what each side of a link does about the other's faults."""
 
 import asyncio
+import gc
 import re
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -441,6 +443,22 @@ async def test_a_client_that_leaves_while_it_is_written_to_leaves_no_traceback(s
     late = "Event loop is closed"
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert not [error for error in errors if not (error.exc_info and str(error.exc_info[1]) == late)]
+
+
+@pytest.mark.wire
+async def test_what_an_ended_session_holds_is_freed_without_a_collection(link, service):
+    gc.disable()
+    try:
+        for number in range(1, 4):
+            await opened(link, number)
+            await link.send((number, EndSession()))
+            await service.news.until(lambda: service.closed == number)  # noqa: B023
+        ended = [*map(weakref.ref, service.sessions)]
+        service.sessions.clear()
+        await opened(link, 4)  # the last one's end is over
+        assert [one() for one in ended] == [None] * 3
+    finally:
+        gc.enable()
 
 
 async def flood(link: RawLink, frames: list[bytes]) -> None:

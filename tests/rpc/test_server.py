@@ -125,16 +125,13 @@ async def test_serving_prints_one_line_and_ends_on_a_signal(number):
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    before = gc.get_threshold()
     yield
     gc.unfreeze()
-    gc.set_threshold(*before)
 
 
 def test_what_is_there_is_not_looked_at_again() -> None:
     kept: list[list[int]] = [[] for _ in range(1000)]
     freeze_heap()
-    assert gc.get_threshold()[0] >= 50_000  # and what comes later is seldom
     assert gc.get_freeze_count() >= 1000
     assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}
 

@@ -283,7 +283,7 @@ def test_a_bias_is_for_an_id_that_the_target_has() -> None:
         ({"logit_bias": {303: "1"}}, "and has 303: '1'"),
         ({"logit_bias": {True: 1}}, "and has True: 1"),
         ({"logit_bias": {303: float("nan")}}, "between -100 and 100, and has 303: nan"),
-        ({"logit_bias": [303]}, r"to numbers between -100 and 100, got \(303,\)"),
+        ({"logit_bias": [303]}, r"to numbers between -100 and 100, got \[303\]"),
         ({"logit_bias": "303"}, "to numbers between -100 and 100, got '303'"),
         ({"allowed_token_ids": "abc"}, "^allowed_token_ids must be a tuple of token ids, got 'abc'"),
         ({"allowed_token_ids": ["7"]}, "^allowed_token_ids must be token ids, .*, and has '7'"),
@@ -302,9 +302,10 @@ def test_sampling_options_of_wrong_types_are_refused_at_once(settings: dict[str,
 
 
 def test_lists_of_sampling_options_may_be_lists() -> None:
-    assert SamplingOptions(allowed_token_ids=[7], logit_bias=[(3, 1)]) == SamplingOptions(  # type: ignore[arg-type]
-        allowed_token_ids=(7,), logit_bias=((3, 1),)
-    )
+    given: dict[str, Any] = {"allowed_token_ids": [7], "logit_bias": [[3, 1]], "bad_word_ids": [[4, np.int64(5)]]}
+    same = SamplingOptions(allowed_token_ids=(7,), logit_bias=((3, 1),), bad_word_ids=((4, 5),))
+    assert SamplingOptions(**given) == same
+    assert hash(SamplingOptions(**given)) == hash(same)
 
 
 @pytest.mark.parametrize(

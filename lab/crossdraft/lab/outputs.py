@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from crossdraft.cli.measuring import finished, total_of
+from crossdraft.cli.running import CommandFailed
 from crossdraft.client import Generation, GenerationRequest, Pipeline, SamplingOptions
 from crossdraft.lab.harness import gathered
 from crossdraft.types.statistics import Statistics
@@ -117,6 +118,8 @@ async def output_of(generation: Generation, *, lost: bool = False) -> Output:
     """Runs it; raises CommandFailed as `finished`."""
     asked, moments = time.monotonic(), list[float]()
     figures = await finished(generation, lost=lost, came=lambda: moments.append(time.monotonic()))
+    if not moments:
+        raise CommandFailed("an output ended without a token")
     return Output(asked, tuple(moments), [asked, *moments][-1], tuple(generation.ids), figures)
 
 

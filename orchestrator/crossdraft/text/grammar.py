@@ -139,9 +139,10 @@ class Grammar:
     @staticmethod
     def choice(texts: Sequence[str]) -> "Grammar":
         """The output is one of these."""
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{WANTED_CHOICE}, got {texts!r}")
-        return Grammar(GrammarKind.CHOICE, json.dumps([*texts], ensure_ascii=False))
+        choices = [texts] if isinstance(texts, str) else [*texts]
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in choices):
+            raise ValueError(f"{WANTED_CHOICE}, got {texts!r}"[:200])
+        return Grammar(GrammarKind.CHOICE, json.dumps(choices, ensure_ascii=False))
 
     @staticmethod
     def ebnf(text: str) -> "Grammar":

@@ -3,9 +3,11 @@
 Only `crossdraft.rpc` converts them to protobuf messages and back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+import numpy as np
 
 from crossdraft.config import MOST_DRAFT_TOKENS as MOST_DRAFT_TOKENS
 from crossdraft.config import MOST_LIKELY as MOST_LIKELY
@@ -63,10 +65,10 @@ class SamplingOptions(Sampling):
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
         for name, fault_of in LISTS.items():
-            if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, value := tuple(value))
-            if fault := fault_of(value):
+            if fault := fault_of(value := getattr(self, name)):
                 raise OptionError(name, fault)
+            if isinstance(value, list) or any(isinstance(one, list) for one in value):
+                object.__setattr__(self, name, tuple([tuple(one) if isinstance(one, list) else one for one in value]))
 
     @property
     def looks_back(self) -> bool:
@@ -80,37 +82,43 @@ class SamplingOptions(Sampling):
         return replace(self, **{name: getattr(SamplingOptions, name) for name in ONLY_TARGETS})
 
 
+def shown(value: object) -> str:
+    """In an error's text: the beginning of what may be very long."""
+    return repr(value)[:60]
+
+
 def fault_of_ids(ids: object) -> str:
     """What is wrong with token ids, to be said after their name; empty: nothing."""
     if not isinstance(ids, tuple | list):
-        return f"must be a tuple of token ids, got {ids!r}"
+        return f"must be a tuple of token ids, got {shown(ids)}"
     if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) <= MAX_ID)):
         return ""  # a million of them take long one by one
     wrong = [token for token in ids if not _is_id(token)]
-    return f"must be token ids, whole numbers from 0 to {written(MAX_ID)}, and has {wrong[0]!r}" if wrong else ""
+    return f"must be token ids, whole numbers from 0 to {written(MAX_ID)}, and has {shown(wrong[0])}" if wrong else ""
 
 
 def _is_id(token: object) -> bool:
-    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= MAX_ID
+    return isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= int(token) <= MAX_ID
 
 
 def _fault_of_words(words: object) -> str:
     """The same of `bad_word_ids`."""
     wanted = "must be a tuple of tuples of token ids, each with one at least"
-    if not isinstance(words, tuple):
-        return f"{wanted}, got {words!r}"
-    return next((f"{wanted}, and has {word!r}" for word in words if not word or fault_of_ids(word)), "")
+    if not isinstance(words, tuple | list):
+        return f"{wanted}, got {shown(words)}"
+    return next((f"{wanted}, and has {shown(word)}" for word in words if not word or fault_of_ids(word)), "")
 
 
 def _fault_of_biases(biases: object) -> str:
     """The same of `logit_bias`, as pairs."""
     wanted = "must map token ids, such as 303, to numbers between -100 and 100"
-    if not isinstance(biases, tuple) or not all(isinstance(one, tuple | list) and len(one) == 2 for one in biases):
-        return f"{wanted}, got {biases!r}"
-    for token, bias in biases:
-        number = isinstance(bias, int | float) and not isinstance(bias, bool) and abs(bias) <= 100
+    pairs: Sequence[Any] = biases if isinstance(biases, tuple | list) else ()
+    if pairs is not biases or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
+        return f"{wanted}, got {shown(biases)}"
+    for token, bias in pairs:
+        number = isinstance(bias, int | float | np.floating) and not isinstance(bias, bool) and abs(float(bias)) <= 100
         if not (_is_id(token) and number):
-            return f"{wanted}, and has {token!r}: {bias!r}"
+            return f"{wanted}, and has {shown(token)}: {shown(bias)}"
     return ""
 
 

@@ -82,7 +82,9 @@ def _call_all(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], obje
     for call in calls:
         try:
             call()
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             loop.call_exception_handler({"message": f"{call} has failed", "exception": error})
 
 

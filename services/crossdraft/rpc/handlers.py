@@ -451,3 +451,4 @@ class Replies(Generic[Answer]):
             self._opening.cancel()  # what has not begun of it never will
         if self._session is not None:
             self._session.close()
+            self._session = None  # the two would keep each other, and what the session holds, for the garbage collector

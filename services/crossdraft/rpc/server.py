@@ -31,7 +31,6 @@ from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimi
 from crossdraft.types.statistics import ModelStatistics
 
 log = logging.getLogger(__name__)
-THRESHOLDS = 50_000, 20, 100  # of Python's garbage collector: new objects, and collections of younger generations
 
 
 class Serving(ABC):
@@ -118,6 +117,8 @@ def _is_fault(record: logging.LogRecord) -> bool:
 class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """The tasks that answer a server's calls: `grpc.aio.Server.stop` cancels these, but does not wait for them."""
 
+    MAX_SECONDS = 5.0  # that they may take to end
+
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -130,9 +131,9 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         return await continuation(details)
 
     async def ended(self) -> None:
-        """Returns once all are."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        """Returns once all are, or after MAX_SECONDS."""
+        if self._tasks and (await asyncio.wait(self._tasks, timeout=self.MAX_SECONDS))[1]:
+            log.warning("%d calls did not end in %g s; they are left", len(self._tasks), self.MAX_SECONDS)
 
 
 class Endpoint:
@@ -306,20 +307,20 @@ async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
 def without_collections() -> Iterator[None]:
     """Garbage is not collected during the block. For what imports torch and transformers, which takes 3.7 s of a
     processor then, and else 4.8 s: what imports make stays, and each collection would go through all of it."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def freeze_heap() -> None:
     """Makes Python's garbage collector ignore all objects that exist now. For a process that has loaded its model.
 
     A full collection goes through every object. With a model, its libraries and a vocabulary there are a million of
-    them, and each collection would pause everything for 240 ms. Others come seldom: what a step of many outputs makes
-    is over with the step, without cycles, and need not be looked through meanwhile.
+    them, and each collection would pause everything for 240 ms.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*THRESHOLDS)

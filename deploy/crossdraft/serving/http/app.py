@@ -311,8 +311,8 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
     async def model_named(model: str) -> ModelCard:
         """One of them."""
         found = {one.name: one for one in await backend.models()}
-        if model in backend.names and model not in found:
-            raise replace(ABSENT, message=_absence((), backend))
+        if (own := backend.names.get(model)) is not None and model not in found:
+            raise replace(ABSENT, message=f"{own}: {backend.absent.get(own, NONE_YET)}")
         if model not in found:
             raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(found) or 'none'}")
         return _card(found[model])
