@@ -31,7 +31,6 @@ async def gathered(worker: ModelThread, *jobs: Job[Any]) -> list[Any]:
     standing = worker.submit(gate.job())
     await asyncio.to_thread(gate.entered.wait, 120)
     tasks = [worker.submit(job) for job in jobs]
-    await asyncio.sleep(0)  # one turn of the loop: each task submits its job
     gate.let_go.set()
     await standing
     return await asyncio.gather(*tasks, return_exceptions=True)

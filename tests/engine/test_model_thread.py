@@ -182,7 +182,6 @@ async def test_an_answer_says_who_shared_its_step_and_how_long_it_waited() -> No
     tasks = []
     for name in "abc":
         tasks.append(worker.submit(job(name)))
-        await asyncio.sleep(0)  # one turn of the loop: it submits its job
         now[0] += 1.0
     gate.let_go.set()
     await asyncio.gather(standing, *tasks)
@@ -206,7 +205,6 @@ async def test_more_sessions_than_have_room_all_come_to_their_end() -> None:
 async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
     worker = ModelThread(Engine(MODEL))
     tasks = [worker.submit(greedy(name, PROMPT, 5)) for name in "ab"]
-    await asyncio.sleep(0)  # one turn of the loop: each task submits its job
     await asyncio.to_thread(worker.close)
     first, second = await asyncio.gather(*tasks)
     assert first == second

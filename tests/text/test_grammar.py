@@ -228,9 +228,11 @@ def test_schemas_on_lines_of_rules_are_counted_by_themselves() -> None:
         Grammar("json", "{" + " " * MAX_LENGTH + "}")
 
 
-@pytest.mark.parametrize("text", ["", "a" * (MAX_LENGTH + 1), 7, "\ud800"])
-def test_a_grammar_is_a_text_of_limited_size(text: str) -> None:
-    with pytest.raises(ValueError, match=r"must be (a text, got 7|Unicode)|is empty: give|may have 65536"):
+@pytest.mark.parametrize(
+    ("text", "fault"), [("", "is empty"), ("a" * 65537, "may have 65536"), (7, "a text, got 7"), ("\ud800", "Unicode")]
+)
+def test_a_grammar_is_a_text_of_limited_size(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
         Grammar.regex(text)
 
 
