@@ -117,6 +117,20 @@ def test_controllers_show_that_a_drafter_has_turned() -> None:
     assert [name for name, _ in pipelines.run(12)][-4:] == ["b"] * 4
 
 
+@pytest.mark.parametrize("seed", [0, 100, 200])
+def test_a_drafter_shows_what_whole_outputs_gained_not_what_its_best_arm_brings_in_one_text(seed: int) -> None:
+    pipelines, shown, seconds = Pipelines(a=GOOD), list[float](), 0.0
+    pipelines.seed = seed
+    for number in range(24):
+        chance = 0.02 if number % 3 else 0.9  # two texts in three are none for it
+        pipelines.worlds = {"a": World(chance, pass_base=0.02, drafter_trip=0.01)}
+        seconds += pipelines.seconds("a", 96)
+        shown.append(pipelines.gains()["a"])
+    gained = 24 * 96 * 0.0205 / seconds  # each token without a drafter takes a pass and a round trip
+    assert 1 < gained < 1.3
+    assert max(shown[12:]) < 1.6  # in the text that suits it it is two to three times as fast
+
+
 def test_what_another_load_has_shown_says_something() -> None:
     controller, far = TargetController(), replace(GOOD, drafter_trip=0.001)
     assert not controller.output(KIND, CHAINS).gain(1.0)

@@ -256,7 +256,7 @@ class DrafterChoice:
         self._trials = min(1.0, self._trials + EARNED)
         for name, busy in self._turns.items() if gains[usual] else ():
             if name in gains and name != usual and not busy:
-                slower = 0 < gains[name] < gains[usual]
+                slower = 0 < MARGIN * gains[name] < gains[usual]
                 if not slower or self._trials >= 1:
                     self._trials -= slower
                     del self._turns[name]

@@ -43,6 +43,7 @@ class Fares:
     def __init__(self) -> None:
         self.acceptance = Share()
         self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
+        self.gained: dict[int, Share] = {}  # tokens for each that no drafter would have made, by load as `selections`
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,10 @@ class TargetController:
         if over.began is not None and over.sharing:
             guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
             tokens = self._tokens / over.number
-            selection.add(max(0.0, now - over.began - self._reading), tokens, over.pure, guesses, over.number)
+            seconds = max(0.0, now - over.began - self._reading)
+            for fares in {one.fares for one in over.sharing} if selection.seen(PLAIN) else ():
+                fares.gained.setdefault(self._octave, Share()).add(tokens, seconds * selection.records[PLAIN].ratio)
+            selection.add(seconds, tokens, over.pure, guesses, over.number)
             if not arm.drafts and over.pure:
                 for fares in {one.fares for one in over.sharing}:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
@@ -274,13 +278,14 @@ class OutputController(Controller):
 
     def gain(self, load: float) -> float:
         """Times as fast as without a drafter that outputs like this one were at about this load; 0: none was seen."""
-        selections = self.target.selections
-        selection = selections[min(selections, key=lambda octave: abs(octave - log2(load)))]
+        octave = min(self.target.selections, key=lambda octave: abs(octave - log2(load)))
+        selection = self.target.selections[octave]
         seen = list(filter(selection.seen, self.arms))
         if len(seen) < 2:
             return 0.0
         speeds = selection.speeds(self.target.guesses([self], self.arms, load=load))
-        return max(speeds[arm] for arm in seen) / speeds[PLAIN]
+        best = max(speeds[arm] for arm in seen) / speeds[PLAIN]  # where it is used: outputs do not always use it
+        return self.fares.gained.get(octave, Share()).mean(best, RECENT)
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each arm is thought to bring."""
