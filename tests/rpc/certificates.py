@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,9 +22,9 @@ class Cluster:
         self.authority = issued((), "", days, now=begins)
         (folder / "ca.pem").write_bytes(self.authority.pem[0])
 
-    def files(self, name: str, hosts: tuple[str, ...] = LOOPBACK, use: str = "both", **dates: Any) -> TlsFiles:
-        """The files of one side, valid from `begins` on for so many `days`; written anew if they are there."""
-        return self.write(name, issued(hosts, use, dates.get("days", 10), self.authority, dates.get("begins")))
+    def files(self, name: str, hosts: tuple[str, ...] = LOOPBACK, use: str = "both", begins=None, days=10) -> TlsFiles:
+        """The files of one side, valid from that time on for so many days; written anew if they are there."""
+        return self.write(name, issued(hosts, use, days, self.authority, begins))
 
     def write(self, name: str, made: Issued) -> TlsFiles:
         """The same for a certificate that is made already."""
