@@ -9,22 +9,12 @@ import pytest
 from crossdraft.client import Pipeline, connect
 from crossdraft.session.assignment import Secrets
 from tests.rpc.sessions import DrafterClient, TargetClient
-from tests.services.conftest import (  # noqa: F401 - fixtures
-    drafter,
-    drafter_folder,
-    drafter_model,
-    one_thread,
-    seeded,
-    target,
-    target_folder,
-    target_model,
-    unhurried,
-)
+from tests.services.conftest import *  # noqa: F403 - fixtures
 from tests.serving.ports import free_port
 
 
 @pytest.fixture(autouse=True)
-def same_chance(seeded: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def same_chance(seeded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn unasked is the same in every run: the secrets of generations, and seeds of drafters' sessions."""
     secrets = count(1)
 
@@ -35,7 +25,7 @@ def same_chance(seeded: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa:
 
 
 @pytest.fixture
-async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterator[Pipeline]:  # noqa: F811
+async def pipeline(target: TargetClient, drafter: DrafterClient) -> AsyncIterator[Pipeline]:
     async with connect(target.address, drafter.address) as connected:
         yield connected
 

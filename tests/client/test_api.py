@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -28,29 +27,38 @@ from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.session import session
 from crossdraft.session.assignment import Audit, Secrets
-from crossdraft.session.events import Emitted, Replied
 from crossdraft.session.resolution import resolve
 from crossdraft.speculation.choice import Choice
 from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
-from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter, PassDone
+from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter
 from crossdraft.types.request import ALIASES, plain
 from crossdraft.types.rows import DraftToken, Probabilities, Row, Whose
 from crossdraft.verification.methods import METHODS, SLEM
 from crossdraft.verification.noise import KeyedNoise
 from tests.client.together import ended
+from tests.engine.tiny import generated
 from tests.ports import assignment
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.services.conftest import AT_ONCE, save
 from tests.tables import pair_of, pseudo_distribution
 from tests.text.kinds import kind
-from tests.trace.recordings import Keeper
 
 PROMPT = "def main(argument):"
 GREEDY = client.SamplingOptions(temperature=0)  # the tiny target's likeliest tokens are text that the drafter can read
 KINDS = {kind.value for kind in client.Kind}
+TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}assistant\n"
+CHAT = client.Chat((client.Message("system", "Be brief."), client.Message("user", "naïve 🦄?")))
+ONE_BY_ONE = Choice(0)
+OFFSETS = st.integers(0, 10**6)
+FEW = 12  # examples, of a hundred draws each
+MASKED = client.SamplingOptions(
+    0.9, top_k=30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7))
+)
+AHEAD = {"overlap": "on", "max_draft_tokens": 6, "min_draft_tokens": 1, "paths": 3}
+EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary or method.redistributed)]
 
 
 @pytest.fixture
@@ -156,21 +164,6 @@ async def test_what_choices_share_is_never_that_of_another_request() -> None:
     assert gone() is None
 
 
-TEMPLATE = "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}\n{% endfor %}assistant\n"
-CHAT = client.Chat((client.Message("system", "Be brief."), client.Message("user", "naïve 🦄?")))
-
-
-async def tokens_of(generation: client.Generation) -> list[client.Token]:
-    return [token async for token in generation]
-
-
-MASKED = client.SamplingOptions(
-    0.9, top_k=30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7))
-)
-AHEAD = {"overlap": "on", "max_draft_tokens": 6, "min_draft_tokens": 1, "paths": 3}
-EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary or method.redistributed)]
-
-
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(
     "settings",
@@ -179,12 +172,10 @@ EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary
     + [pytest.param({"method": name, "overlap": "off", "options": MASKED}, marks=pytest.mark.full) for name in EVERY],
     ids=str,
 )
-async def test_logprobs_are_the_models(
-    pipeline: client.Pipeline, target_model: RunningModel, settings: dict[str, object]
-):
+async def test_logprobs_are_the_models(pipeline, target_model, settings):
     """Whatever the method, and whatever it draws from: they are of the model itself."""
     generation = pipeline.generate(PROMPT, max_tokens=10, logprobs=4, allow_inexact=True, **settings)
-    tokens = await tokens_of(generation)
+    tokens = [token async for token in generation]
     prompt = pipeline.models.tokenization.encode_prompt(PROMPT)
     letters = pipeline.models.tokenization.vocabulary.letters
     with torch.inference_mode():
@@ -202,7 +193,7 @@ async def test_control_symbols_have_their_names(pipeline: client.Pipeline) -> No
     prompt = (*pipeline.models.tokenization.encode_prompt(PROMPT), nameless)
     only = client.SamplingOptions(allowed_token_ids=(end,))
     generation = pipeline.generate(prompt, max_tokens=1, logprobs=1, prompt_logprobs=1, options=only)
-    (token,) = await tokens_of(generation)
+    (token,) = [token async for token in generation]
     assert (token.id, token.raw, token.text, dict(token.names)[end]) == (end, b"", "", "<|im_end|>")
     assert dict(generation.prompt_tokens[-1].names)[nameless] == "<|fill_in|>"
     assert {id for one in generation.prompt_tokens for id, _ in one.names} <= {*pipeline.models.pair.target.names}
@@ -218,8 +209,7 @@ async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, 
         client.connect(server.address, drafter.address, needs_drafter=True) as pipeline,
     ):
         for method in ("slem", "seeded", "coupled", "union", "slrs"):
-            generation = pipeline.generate(text, max_tokens=12, method=method, overlap="off", options=only)
-            await tokens_of(generation)
+            generation = await ended(pipeline.generate(text, max_tokens=12, method=method, overlap="off", options=only))
             figures = generation.statistics
             assert some.id_of("<unk>") in generation.ids
             assert (figures.tokens, figures.stood_aside, figures.undrafted) == (12, 0, "")
@@ -229,7 +219,7 @@ async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, 
 
 async def test_how_many_logprobs_there_are(pipeline: client.Pipeline) -> None:
     for wanted, count in ((None, 0), (0, 0), (20, 20)):
-        tokens = await tokens_of(pipeline.generate(PROMPT, max_tokens=3, seed=1, logprobs=wanted))
+        tokens = [token async for token in pipeline.generate(PROMPT, max_tokens=3, seed=1, logprobs=wanted)]
         assert {len(token.top) for token in tokens} == {count}
     with pytest.raises(client.RequestError, match="logprobs must be between 0 and 20, got 21"):
         pipeline.generate(PROMPT, logprobs=21)
@@ -251,31 +241,22 @@ def chatting(target_folder: Path, tmp_path: Path) -> Iterator[RunningModel]:
 async def test_a_chat_is_what_transformers_makes_of_it(chatting: RunningModel, drafter: DrafterClient) -> None:
     reference = PreTrainedTokenizerFast.from_pretrained(chatting.description.model)
     messages = [{"role": one.role, "content": one.content} for one in CHAT.messages]
-    ids = torch.tensor([reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)])
-    assert kind("gpt2").id_of("<|endoftext|>") in ids[0]
-    with torch.inference_mode():
-        out = chatting.thread.engine.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, min_new_tokens=8, do_sample=False
-        )
-    async with (
-        Server(TARGET, TargetService(chatting), AT_ONCE) as server,
-        client.connect(server.address, drafter.address) as pipeline,
-    ):
-        generation = pipeline.generate(CHAT, max_tokens=8, options=GREEDY, overlap="off")  # else it need not draft
-        await tokens_of(generation)
-        assert generation.ids == out[0, ids.shape[1] :].tolist()
-        assert generation.statistics.prompt_tokens == ids.shape[1]
+    ids = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert kind("gpt2").id_of("<|endoftext|>") in ids
+    serving = Server(TARGET, TargetService(chatting), AT_ONCE)
+    async with serving as server, client.connect(server.address, drafter.address) as pipeline:
+        settings = {"max_tokens": 8, "options": GREEDY, "overlap": "off"}  # else it need not draft
+        generation = await ended(pipeline.generate(CHAT, **settings))
+        assert generation.ids == generated(chatting.thread.engine.model, ids, 8)
+        assert generation.statistics.prompt_tokens == len(ids)
         assert generation.statistics.draft_tokens > 0
 
 
 @pytest.mark.parametrize("trusted", [True, False])
 async def test_a_template_of_a_drafter_that_is_not_trusted_is_not_run(target, drafter_model, trusted):
     about = replace(drafter_model.description, chat_template=ChatTemplate("{{ messages[0].content }}"))
-    service = DrafterService(replace(drafter_model, description=about))
-    async with (
-        Server(DRAFTER, service, AT_ONCE) as server,
-        client.connect(target.address, server.address, trusted=trusted) as pipeline,
-    ):
+    serving = Server(DRAFTER, DrafterService(replace(drafter_model, description=about)), AT_ONCE)
+    async with serving as server, client.connect(target.address, server.address, trusted=trusted) as pipeline:
         chats = replace(pipeline.models.target, chat_template=ChatTemplate(TEMPLATE))
         opening = resolve(client.GenerationRequest(CHAT), replace(pipeline.models, target=chats)).open_drafter
         wanted = CHAT.messages[0].content if trusted else plain(CHAT)
@@ -298,9 +279,6 @@ async def test_a_drafter_reads_special_tokens_in_its_templated_prompt(drafter, d
             assert (drafted.draft_tokens[0].token == wanted) == same
 
 
-ONE_BY_ONE = Choice(0)
-
-
 @pytest.fixture
 async def alone(target: TargetClient) -> AsyncIterator[client.Pipeline]:
     async with client.connect(target.address) as connected:
@@ -310,9 +288,7 @@ async def alone(target: TargetClient) -> AsyncIterator[client.Pipeline]:
 @pytest.mark.parametrize(
     "settings", [{"options": GREEDY}, {"seed": 3, "method": "slem"}, {"seed": 5, "logprobs": 2}], ids=str
 )
-async def test_with_runs_the_text_is_that_of_passes_one_by_one(
-    alone: client.Pipeline, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
-):
+async def test_with_runs_the_text_is_that_of_passes_one_by_one(alone, settings, monkeypatch):
     with_runs = await ended(alone.generate(PROMPT, max_tokens=50, **settings))
     with monkeypatch.context() as patched:
         patched.setattr(session, "PLAIN", ONE_BY_ONE)
@@ -343,38 +319,12 @@ async def test_a_recorded_run_has_its_passes(alone: client.Pipeline, tmp_path: P
     assert all(before["ts"] + before["dur"] <= after["ts"] + 100 for before, after in pairwise(passes))
 
 
-async def test_services_of_this_process_give_what_those_behind_a_wire_give(
-    target_model: RunningModel, drafter_model: RunningModel, drafter_first: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same output, and the same rows: those of a target are rounded on any link."""
-    monkeypatch.setattr(Secrets, "drawn", staticmethod(lambda: Secrets(1, 2, 3)))
-    settings: dict[str, Any] = {"method": "coupled", "overlap": "off", "num_speculative_tokens": 3, "audit": True}
-    async with (
-        Server(TARGET, TargetService(target_model), AT_ONCE) as target,
-        Server(DRAFTER, DrafterService(drafter_model), AT_ONCE) as drafter,
-    ):
-        made = []
-        for addresses in ((target.address, drafter.address), (target.here, drafter.here)):
-            async with client.connect(*addresses) as pipeline:
-                keeper = Keeper()
-                request = client.GenerationRequest.of(PROMPT, max_tokens=40, logprobs=2, **settings)
-                await ended(pipeline.run(request, keeper))
-            steps = keeper.steps
-            tokens = [one for step in steps for one in step.commands if isinstance(one, Emitted)]
-            replies = [step.event.reply for step in steps if isinstance(step.event, Replied)]
-            nodes = [node for reply in replies if isinstance(reply, PassDone) for node in reply.nodes]
-            rows = [(node.ids.tolist(), node.probabilities.tolist()) for node in nodes if isinstance(node, Row)]
-            made.append((tokens, rows))
-    assert made[0] == made[1]
-    assert len(made[0][1]) > 10
-
-
 PAIR = pair_of(("a", "b", "ab", "ba", "c"), ("a", "b", "bc", "cab", "a", "aa"))
 SMALL = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
 NOISES = KeyedNoise.of(PAIR.drafter), KeyedNoise.of(PAIR.target)
 SHARPNESS = 3.0  # of the toys' rows: a lie about a flat row is small
 PEAKED = 0.2  # temperature of the tiny drafter, whose rows are flat at 1
-Distribution = Callable[[Probabilities], Probabilities]
+Distribution = Callable[[Probabilities], Probabilities]  # `positive` is honest, `sqrt` flattens
 
 
 def audit(seed: int, each_epoch: bool = True) -> Audit:
@@ -395,29 +345,17 @@ def drafted(given: Audit, epoch: int, offset: int, drawn_from: Distribution, who
     return Drafted(epoch, tuple(draft_tokens), 0.0)
 
 
-def honest(probabilities: Probabilities) -> Probabilities:
-    return probabilities
-
-
-def flattened(probabilities: Probabilities) -> Probabilities:
-    return np.sqrt(probabilities)
-
-
-OFFSETS = st.integers(0, 10**6)
-FEW = 12  # examples, of a hundred draws each
-
-
 @given(st.integers(0, 2**64 - 1), st.integers(1, 10**6), OFFSETS, st.booleans(), st.sampled_from(Whose))
 def test_an_honest_draft_is_never_blamed(seed: int, epoch: int, offset: int, each: bool, whose: Whose) -> None:
     given = audit(seed, each)
-    assert given.fault_of(drafted(given, epoch, offset, honest, whose), offset, PAIR) == ""
+    assert given.fault_of(drafted(given, epoch, offset, np.positive, whose), offset, PAIR) == ""
 
 
 @settings(max_examples=FEW)
 @given(st.integers(0, 2**64 - 1), st.sampled_from(Whose))
 def test_a_lie_about_the_row_is_found_within_a_few_tens_of_draft_tokens(seed: int, whose: Whose) -> None:
     given = audit(seed)
-    drafts = (drafted(given, epoch, 7 * epoch, flattened, whose) for epoch in range(1, 21))
+    drafts = (drafted(given, epoch, 7 * epoch, np.sqrt, whose) for epoch in range(1, 21))
     faults = [given.fault_of(draft, 7 * draft.epoch, PAIR) for draft in drafts]
     assert any("was not drawn from its row" in fault for fault in faults)
 
@@ -426,62 +364,44 @@ def test_a_lie_about_the_row_is_found_within_a_few_tens_of_draft_tokens(seed: in
 @given(st.integers(0, 2**64 - 1), OFFSETS)
 def test_draws_of_another_epoch_or_place_are_blamed_in_the_end(seed: int, offset: int) -> None:
     given = audit(seed)
-    drafts = [drafted(given, epoch, offset, honest, Whose.DRAFTER) for epoch in range(1, 21)]
+    drafts = [drafted(given, epoch, offset, np.positive, Whose.DRAFTER) for epoch in range(1, 21)]
     assert any(given.fault_of(draft, offset + 1, PAIR) for draft in drafts)
     renamed = [Drafted(draft.epoch + 1, draft.draft_tokens, 0.0) for draft in drafts]
     assert any(given.fault_of(draft, offset, PAIR) for draft in renamed)
 
 
-def test_a_draft_token_without_its_row_is_blamed() -> None:
-    assert "without the row" in audit(1).fault_of(Drafted(1, (DraftToken(0),), 0.0), 0, PAIR)
-
-
 def test_rows_are_checked_before_draws_are_whatever_the_method_needs() -> None:
-    given = replace(
-        assignment(SLEM), audit=Audit(NoiseKey(1), True, *map(KeyedNoise.of, (SMALL.drafter, SMALL.target)))
-    )
+    noises = map(KeyedNoise.of, (SMALL.drafter, SMALL.target))
+    given = replace(assignment(SLEM), audit=Audit(NoiseKey(1), True, *noises))
     rows = (None, Row(np.array([99]), np.ones(1)), Row(np.array([1]), np.ones(1)))
     faults = [given.fault_of(Drafted(1, (DraftToken(0, row),), 0.0), 0, 1) for row in rows]
     wanted = ("without the whole row", "has ids beyond 2", "cannot give it")
     assert all(text in fault for text, fault in zip(wanted, faults, strict=True)), faults
+    assert "without the row" in audit(1).fault_of(Drafted(1, (DraftToken(0),), 0.0), 0, PAIR)
 
 
-async def finished(
-    pipeline: client.Pipeline,
-    method: str,
-    audit: bool = True,
-    overlap: client.Overlap = client.Overlap.OFF,
-    tokens: int = 24,
-) -> client.Generation:
+async def finished(pipeline: client.Pipeline, method: str, audit: bool = True, **changes: object) -> client.Generation:
     asked = {"method": method, "audit": audit, "allow_inexact": True, "drafter_temperature": PEAKED}
-    prompt = "def main(argument):"
-    return await ended(pipeline.generate(prompt, max_tokens=tokens, options=GREEDY, overlap=overlap, **asked))
+    usual = {"max_tokens": 24, "options": GREEDY, "overlap": "off"}
+    return await ended(pipeline.generate(PROMPT, **asked, **(usual | changes)))
 
 
 # Tokens that both have, scores; a key for each epoch, and the target's. The others draw like one of them.
-CASES = [
-    ("coupled-shared", client.Overlap.OFF),
-    ("slrs", client.Overlap.OFF),
-    ("coupled", client.Overlap.ON),
-    ("seeded", client.Overlap.ON),
-]
+CASES = [("coupled-shared", "off"), ("slrs", "off"), ("coupled", "on"), ("seeded", "on")]
 
 
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("method", "overlap"), CASES)
-async def test_a_real_drafter_passes_and_changes_nothing(
-    pipeline: client.Pipeline, method: str, overlap: client.Overlap
-) -> None:
-    audited, plain = [await finished(pipeline, method, audit, overlap, 12) for audit in (True, False)]
+async def test_a_real_drafter_passes_and_changes_nothing(pipeline, method, overlap):
+    how = {"overlap": overlap, "max_tokens": 12}
+    audited, plain = [await finished(pipeline, method, audit, **how) for audit in (True, False)]
     assert audited.statistics.drafter_lost == ""
     assert audited.statistics.audited == audited.statistics.draft_tokens > 0
     assert audited.ids == plain.ids
 
 
 @pytest.mark.parametrize("method", ["coupled", "seeded"])
-async def test_a_real_drafter_that_lies_is_given_up(
-    pipeline: client.Pipeline, method: str, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_real_drafter_that_lies_is_given_up(pipeline, method, monkeypatch):
     """It draws from q^0.5, and says q."""
     draw = Clocks.draw
     monkeypatch.setattr(Clocks, "draw", lambda clocks, rows, *given: draw(clocks, rows.sqrt(), *given))

@@ -39,6 +39,7 @@ from tests.text.kinds import kind
 PROMPT = "def main(argument):"
 HEAD = "lm_head.weight"
 SETTINGS = {"seed": 3, "max_tokens": 12, "overlap": "off"}
+ALL = ("a", "b", "c")
 
 
 @pytest.fixture(autouse=True)
@@ -48,15 +49,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def used(holds: Callable[[], bool]) -> None:
-    while True:
-        if holds():
-            return
+    while not holds():  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
-def another_model() -> Server:
-    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
-    return Server(TARGET, PuppetService(description=described), Listening(grace_seconds=0))
+def served(service: Any, role: Any = TARGET, address: str = "") -> Server:
+    """A server that listens there, or at a port that is given to no other, so that another may come back there."""
+    port = int(address.rpartition(":")[2]) if address else free_port()
+    return Server(role, service, Listening(port=port, grace_seconds=0))
+
+
+def puppet(**changes: object) -> PuppetService:
+    """A service of a model that only answers, with a tokenizer."""
+    some = kind("gpt2")
+    described = replace(DESCRIPTION, tokenizer_json=some.json, vocabulary_size=some.size, **changes)
+    return PuppetService(description=described)
+
+
+async def written_by(pipeline: Pipeline, **changes: object) -> list[int]:
+    return [token.id async for token in pipeline.generate(PROMPT, **(SETTINGS | changes))]
 
 
 def test_addresses_are_separated_by_commas_and_counted_once() -> None:
@@ -73,17 +84,14 @@ def test_addresses_are_separated_by_commas_and_counted_once() -> None:
         (("a:1", "a:1,b:70000"), "an address of a drafter must be HOST:PORT, .* got 'b:70000'"),
     ],
 )
-def test_addresses_without_a_port_are_refused_before_anything_is_connected(
-    addresses: tuple[str, ...], complaint: str
-) -> None:
+def test_addresses_without_a_port_are_refused_before_anything_is_connected(addresses: tuple[str, ...], complaint: str):
     with pytest.raises(ValueError, match=complaint):
         connect(*addresses)
 
 
 async def test_one_target_is_enough(target: TargetClient, nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
     async with connect(f"{nowhere},{target.address}") as pipeline:
-        generation = pipeline.generate(PROMPT, **SETTINGS)
-        assert len([token async for token in generation]) == 12
+        assert len(await written_by(pipeline)) == 12
     assert f"target at {nowhere}" in caplog.text
     assert "it is tried again" in caplog.text
 
@@ -96,13 +104,12 @@ async def test_without_any_target_all_their_errors_are_said(nowhere: str) -> Non
 
 
 async def test_a_drafter_that_reads_another_targets_states_is_not_used_from_the_start_on(target, caplog):
-    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size, hidden_size=8)
     why = "the drafter toy reads hidden states of 8 numbers, and this target has such of 48"
-    async with Server(DRAFTER, PuppetService(description=described), Listening(grace_seconds=0)) as unfit:
+    async with served(puppet(hidden_size=8), DRAFTER) as unfit:
         async with connect(target.address, unfit.address) as pipeline:
             assert why in pipeline.drafter_fault
             assert why in caplog.text
-            assert len([token async for token in pipeline.generate(PROMPT, **SETTINGS)]) == 12
+            assert len(await written_by(pipeline)) == 12
         with pytest.raises(RequestError, match=why):
             async with connect(target.address, unfit.address, needs_drafter=True):
                 pass
@@ -120,10 +127,8 @@ async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
         plain = pipeline.generate(PROMPT, **SETTINGS)
         assert len([token async for token in plain]) == 12
         assert (plain.statistics.draft_tokens, plain.statistics.drafters_lost) == (0, 0)
-        service = DrafterService(drafter_model)
-        port = taken.getsockname()[1]
         taken.close()
-        async with asyncio.timeout(300), Server(DRAFTER, service, Listening(port=port, grace_seconds=0)):
+        async with served(DrafterService(drafter_model), DRAFTER, nowhere):
             await pipeline.drafter_known()
             drafted = pipeline.generate(PROMPT, **SETTINGS)
             assert len([token async for token in drafted]) == 12
@@ -138,15 +143,13 @@ async def test_a_service_that_does_not_answer_delays_connecting_for_a_bounded_ti
     monkeypatch.setattr("crossdraft.client.discovery.OTHERS_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        async with asyncio.timeout(300), connect(target.address, address, Patience(describe_seconds=600)) as pipeline:
+        async with connect(target.address, address, Patience(describe_seconds=600)) as pipeline:
             assert pipeline.models.drafter is None
 
 
 async def test_drafters_of_another_vocabulary_are_left_out(target, drafter, target_model, caplog):
-    async with (
-        Server(DRAFTER, DrafterService(target_model), Listening(grace_seconds=0)) as other,
-        connect(target.address, [drafter.address, other.address]) as pipeline,
-    ):
+    serving = served(DrafterService(target_model), DRAFTER)
+    async with serving as other, connect(target.address, [drafter.address, other.address]) as pipeline:
         assert len(pipeline._connected.services.drafters) == 1
     assert "all drafters must serve the same vocabulary" in caplog.text
 
@@ -170,11 +173,6 @@ class Counting(Lasting):
         return await super().open(request, replies)
 
 
-def at(address: str, service: Any, role: Any = TARGET) -> Server:
-    """A server that comes back there."""
-    return Server(role, service, Listening(port=int(address.rpartition(":")[2]), grace_seconds=0))
-
-
 async def gone(pipeline: Pipeline, server: Server) -> None:
     """Returns when it has ended, and the pipeline knows."""
     team = pipeline._connected
@@ -187,13 +185,13 @@ async def test_a_target_that_comes_back_with_another_model_is_described_anew(
     target_model: RunningModel, drafter_model: RunningModel, drafter: DrafterClient, noticed: bool
 ) -> None:
     """The outputs of the model before end; none of their ids reach the other model."""
-    first, other = at(f"127.0.0.1:{free_port()}", Lasting(target_model)), Counting(drafter_model)
+    first, other = served(Lasting(target_model)), Counting(drafter_model)
     await first.start()
-    async with asyncio.timeout(300), connect(first.address, drafter.address) as pipeline:
+    async with connect(first.address, drafter.address) as pipeline:
         running = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 100}))
         await anext(running)
         await (gone(pipeline, first) if noticed else first.drain())
-        async with at(first.address, other):
+        async with served(other, address=first.address):
             with pytest.raises(Replaced, match="was replaced by another model"):
                 async for _ in running:
                     pass
@@ -205,36 +203,28 @@ async def test_a_target_that_comes_back_with_another_model_is_described_anew(
     assert {opening.prompt for opening in other.openings} == {anew.models.tokenization.encode_prompt(PROMPT)}
 
 
-async def written_by(pipeline: Pipeline) -> list[int]:
-    return [token.id async for token in pipeline.generate(PROMPT, **SETTINGS)]
-
-
 async def test_a_target_that_comes_back_with_the_same_model_goes_on_with_its_outputs(target_model: RunningModel):
-    first = at(f"127.0.0.1:{free_port()}", Lasting(target_model))
+    first = served(Lasting(target_model))
     await first.start()
-    async with asyncio.timeout(300), connect(first.address) as pipeline:
+    async with connect(first.address) as pipeline:
         whole = await written_by(pipeline)
         running = pipeline.generate(PROMPT, **SETTINGS)
         ids = [(await anext(running)).id]
         await first.drain()
-        async with at(first.address, Lasting(target_model)):
+        async with served(Lasting(target_model), address=first.address):
             assert ids + [token.id async for token in running] == whole
 
 
 async def test_one_of_several_targets_that_comes_back_with_another_model_is_not_used_until_it_is_the_same(
     target_model: RunningModel, drafter_model: RunningModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, other = at(f"127.0.0.1:{free_port()}", Lasting(target_model)), Counting(drafter_model)
+    first, other = served(Lasting(target_model)), Counting(drafter_model)
     await first.start()
-    async with (
-        asyncio.timeout(300),
-        Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as second,
-        connect([first.address, second.address]) as pipeline,
-    ):
+    async with served(Lasting(target_model)) as second, connect([first.address, second.address]) as pipeline:
         whole = await written_by(pipeline)
         await gone(pipeline, first)
         assert pipeline.target_fault == "1 of 2 lost; tried again"
-        async with at(first.address, other) as service:
+        async with served(other, address=first.address) as service:
             await used(lambda: "not used" in pipeline.target_fault)
             assert re.fullmatch(r"1 of 2 not used: serves .* must serve the same model", pipeline.target_fault)
             assert first.address not in pipeline.target_fault
@@ -242,7 +232,7 @@ async def test_one_of_several_targets_that_comes_back_with_another_model_is_not_
             assert [await written_by(pipeline) for _ in range(3)] == [whole] * 3
         assert other.openings == []
         assert caplog.text.count("is not used") == 1
-        async with at(service.address, Lasting(target_model)):
+        async with served(Lasting(target_model), address=service.address):
             await used(lambda: not pipeline.target_fault)
             await second.drain()
             assert await written_by(pipeline) == whole
@@ -250,9 +240,8 @@ async def test_one_of_several_targets_that_comes_back_with_another_model_is_not_
 
 async def test_a_target_that_was_gone_for_long_keeps_no_other_model_away(target_model, drafter_model):
     async with (
-        asyncio.timeout(300),
-        Server(TARGET, Lasting(drafter_model), Listening(grace_seconds=0)) as other,
-        Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as first,
+        served(Lasting(drafter_model)) as other,
+        served(Lasting(target_model)) as first,
         connect(first.address, patience=Patience(target_seconds=0.01)) as pipeline,
     ):
         await pipeline.follow([first.address, other.address])
@@ -265,24 +254,23 @@ async def test_a_target_that_was_gone_for_long_keeps_no_other_model_away(target_
 
 
 async def test_a_target_that_comes_back_with_less_context_says_so() -> None:
-    described = replace(DESCRIPTION, tokenizer_json=kind("gpt2").json, vocabulary_size=kind("gpt2").size)
-    first = at(f"127.0.0.1:{free_port()}", PuppetService(description=described))
+    first = served(puppet())
     await first.start()
-    async with asyncio.timeout(300), connect(first.address) as pipeline:
+    async with connect(first.address) as pipeline:
         assert pipeline.models.context == 64
         await gone(pipeline, first)
-        async with at(first.address, PuppetService(description=replace(described, context=32))):
+        async with served(puppet(context=32), address=first.address):
             await used(lambda: pipeline.models.context == 32)
 
 
 async def test_a_drafter_that_comes_back_with_another_vocabulary_is_used_again(target, drafter_model, target_model):
-    first = at(f"127.0.0.1:{free_port()}", DrafterService(drafter_model), DRAFTER)
+    first = served(DrafterService(drafter_model), DRAFTER)
     await first.start()
-    async with asyncio.timeout(300), connect(target.address, first.address) as pipeline:
+    async with connect(target.address, first.address) as pipeline:
         whole, known = await written_by(pipeline), pipeline.models.drafter
         await gone(pipeline, first)
         assert pipeline.drafter_fault == "lost; tried again"
-        async with at(first.address, DrafterService(target_model), DRAFTER):
+        async with served(DrafterService(target_model), DRAFTER, first.address):
             await used(lambda: not pipeline.drafter_fault)
             assert pipeline.models.drafter != known
             again = pipeline.generate(PROMPT, **SETTINGS)
@@ -311,11 +299,7 @@ async def test_why_a_drafter_is_not_used_is_logged_once(target, monkeypatch, cap
 
 async def test_a_prompt_is_written_in_the_ids_of_the_model_that_reads_it(target, drafter_model, monkeypatch):
     """Also if another model comes while it is being tokenized."""
-    async with (
-        asyncio.timeout(300),
-        Server(TARGET, Lasting(drafter_model), Listening(grace_seconds=0)) as other,
-        connect(target.address) as pipeline,
-    ):
+    async with served(Lasting(drafter_model)) as other, connect(target.address) as pipeline:
         run = pipeline._tokenizing.run
 
         async def slow(*given: Any) -> Any:
@@ -332,12 +316,8 @@ async def test_a_prompt_is_written_in_the_ids_of_the_model_that_reads_it(target,
 
 async def test_services_come_and_go_while_sessions_run(target_model: RunningModel, drafter: DrafterClient) -> None:
     """A session stays with a target that has left; the next one is opened with the one that came."""
-    service = Lasting(target_model)
-    async with (
-        Server(TARGET, service, Listening(grace_seconds=0)) as first,
-        Server(TARGET, service, Listening(grace_seconds=0)) as second,
-        connect(first.address, drafter.address) as pipeline,
-    ):
+    serving = served(Lasting(target_model)), served(Lasting(target_model))
+    async with serving[0] as first, serving[1] as second, connect(first.address, drafter.address) as pipeline:
         running = pipeline.generate(PROMPT, **SETTINGS)
         ids = [(await anext(running)).id]
         await pipeline.follow(second.address, drafter.address)
@@ -353,7 +333,7 @@ async def test_services_come_and_go_while_sessions_run(target_model: RunningMode
 
 async def test_another_model_is_served_once_the_targets_of_the_one_before_have_left(target, drafter):
     """As in an update. An output stays with the model that it began with."""
-    async with asyncio.timeout(300), another_model() as other, connect(target.address, drafter.address) as pipeline:
+    async with served(puppet()) as other, connect(target.address, drafter.address) as pipeline:
         known, paired = pipeline.models.target, pipeline.models.drafter
         running = pipeline.generate(PROMPT, **SETTINGS)
         ids = [(await anext(running)).id]
@@ -369,8 +349,7 @@ async def test_another_model_is_served_once_the_targets_of_the_one_before_have_l
         ids += [token.id async for token in running]
         await pipeline.follow(target.address, drafter.address)
         await used(lambda: target.address in pipeline._connected.services.targets)
-        again = pipeline.generate(PROMPT, **SETTINGS)
-        assert [token.id async for token in again] == ids
+        assert await written_by(pipeline) == ids
 
 
 @pytest.fixture
@@ -386,9 +365,9 @@ def tuned(target_model: RunningModel, target_folder: Path, tmp_path: Path) -> It
 
 async def test_targets_of_one_name_with_other_weights_are_refused(target, target_model, tuned):
     one, other = (f"{model.description.fingerprint[:12]}, 128 tokens" for model in (target_model, tuned))
-    async with Server(TARGET, Lasting(tuned), Listening(grace_seconds=0)) as served:
+    async with served(Lasting(tuned)) as other_one:
         with pytest.raises(RequestError, match="same model") as refused:
-            async with connect([target.address, served.address]):
+            async with connect([target.address, other_one.address]):
                 pass
     assert one in str(refused.value)
     assert other in str(refused.value)
@@ -396,26 +375,21 @@ async def test_targets_of_one_name_with_other_weights_are_refused(target, target
 
 
 async def test_in_an_update_the_first_model_is_served_until_its_targets_have_left(target, tuned):
-    async with (
-        asyncio.timeout(300),
-        Server(TARGET, Lasting(tuned), Listening(grace_seconds=0)) as served,
-        connect([target.address, served.address], updated=True) as pipeline,
-    ):
+    async with served(Lasting(tuned)) as other, connect([target.address, other.address], updated=True) as pipeline:
         first = pipeline.models.target.fingerprint
-        stays = next(one for one in (target.address, served.address) if one not in pipeline._connected.services.targets)
-        assert len([token async for token in pipeline.generate(PROMPT, **SETTINGS)]) == 12
+        stays = next(one for one in (target.address, other.address) if one not in pipeline._connected.services.targets)
+        assert len(await written_by(pipeline)) == 12
         await pipeline.follow(stays)
         await used(lambda: stays in pipeline._connected.services.targets)
         assert pipeline.models.target.fingerprint != first
-        assert len([token async for token in pipeline.generate(PROMPT, **SETTINGS)]) == 12
+        assert len(await written_by(pipeline)) == 12
 
 
 async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, tuned: RunningModel) -> None:
     """As in an update: outputs under way end, those that are begun afterwards are made by the new ones."""
     async with (
-        asyncio.timeout(300),
-        Server(TARGET, Lasting(target_model), Listening(grace_seconds=0)) as first,
-        Server(TARGET, Lasting(tuned), Listening(grace_seconds=0)) as second,
+        served(Lasting(target_model)) as first,
+        served(Lasting(tuned)) as second,
         connect(first.address) as pipeline,
         connect(second.address) as alone,
     ):
@@ -431,22 +405,21 @@ async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, 
         for output in (running, waiting):
             with pytest.raises(Replaced, match="was replaced by another model"):
                 [token async for token in output]
-        due = [token.id async for token in alone.generate(PROMPT, **SETTINGS)]
-        assert [token.id async for token in pipeline.generate(PROMPT, **SETTINGS)] == due
+        assert await written_by(pipeline) == await written_by(alone)
 
 
 async def test_drafters_of_one_vocabulary_may_have_other_weights(target, drafter, drafter_folder, tmp_path):
     rewritten(copytree(drafter_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5})
     model = RunningModel.of(load_model(LoadOptions(str(tmp_path / "tuned"))), Side.DRAFTER, 1)
     async with (
-        Server(DRAFTER, DrafterService(model), Listening(grace_seconds=0)) as other,
+        served(DrafterService(model), DRAFTER) as other,
         connect(target.address, [drafter.address, other.address], needs_drafter=True) as pipeline,
     ):
         assert len(pipeline._connected.services.drafters) == 2
 
 
 async def test_a_drafter_that_comes_later_is_trusted_no_more_than_one_from_the_start(target, drafter):
-    async with asyncio.timeout(300), connect(target.address, trusted=False) as pipeline:
+    async with connect(target.address, trusted=False) as pipeline:
         assert pipeline.generate(PROMPT, method="coupled").ids == []  # plain, as there is no drafter
         await pipeline.follow(target.address, drafter.address)
         await pipeline.drafter_known()
@@ -480,99 +453,77 @@ async def test_connecting_waits_for_a_drafter_while_its_process_lives(target, dr
     await used(lambda: connecting.done() or asked.count(nowhere) > 3)  # it has failed that often
     assert not connecting.done()
     taken.close()
-    async with Server(DRAFTER, DrafterService(drafter_model), Listening(port=int(nowhere.rpartition(":")[2]))):
+    async with served(DrafterService(drafter_model), DRAFTER, nowhere):
         await connecting
         assert pipeline.models.drafter is not None
         await pipeline.__aexit__(None, None, None)
 
 
-ALL = ("a", "b", "c")
-
-
-def roster() -> Roster[str]:
-    made: Roster[str] = Roster("target")
+def roster(*failed: float, there: Callable[[str], bool | None] = lambda _: None) -> Roster[str]:
+    """Services at three addresses, which have failed at these times."""
+    services: Roster[str] = Roster("target", there)
     for address in ALL:
-        made.add(address, address.upper())
-    return made
+        services.add(address, address.upper())
+    for address, now in zip(ALL, failed, strict=False):
+        services.failed(address, now)
+    return services
+
+
+def taken(services: Roster[str], count: int = 1, used: str = "", failed: str = "", now: float = 0.0) -> str:
+    """The addresses of so many sessions; `-` where there is none."""
+    return "".join(services.take(tuple(used), tuple(failed), now) or "-" for _ in range(count))
 
 
 def test_sessions_are_spread_and_given_back() -> None:
     services = roster()
-    taken = [services.take((), (), 0.0) for _ in range(6)]
-    assert taken == [*ALL, *ALL]
+    services.add("a", "other")  # an address is there once
+    assert taken(services, 6) == "abcabc"
     services.give_back("b")
-    assert services.take((), (), 0.0) == "b"
-    assert services["b"] == "B"
+    assert taken(services) == "b"
+    assert (len(services), services["a"], services["b"]) == (3, "A", "B")
+    assert taken(services, failed="abc") == taken(Roster("drafter")) == "-"
 
 
-def test_the_one_that_failed_least_recently() -> None:
-    services = roster()
-    for address, now in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
-        services.failed(address, now)
-    assert [services.take((), (), 4.0) for _ in range(3)] == ["b", "b", "b"]
-    assert services.take((), ("b",), 4.0) == "c"
-
-
-def test_failures_count_from_the_beginning_of_the_clock_and_are_forgiven() -> None:
-    services = roster()
-    services.failed("a", 0.0)
-    assert services.take((), (), FORGIVEN_SECONDS - 1) == "b"
-    assert services.take((), (), FORGIVEN_SECONDS) == "a"
+def test_the_one_that_failed_least_recently_is_next_until_failures_are_forgiven() -> None:
+    assert taken(services := roster(3.0, 1.0, 2.0), 3, now=4.0) == "bbb"
+    assert taken(services, failed="b", now=4.0) == "c"
+    services = roster(0.0)  # the beginning of the clock
+    assert taken(services, now=FORGIVEN_SECONDS - 1) + taken(services, now=FORGIVEN_SECONDS) == "ba"
 
 
 def test_one_in_use_is_taken_only_if_no_other_is_left() -> None:
     services = roster()
     services.failed("c", 1.0)
-    assert services.take(("a", "b"), (), 2.0) == "c"
-    assert services.take(("a", "b"), ("c",), 2.0) == "a"
+    assert taken(services, used="ab", now=2.0) == "c"
+    assert taken(services, used="ab", failed="c", now=2.0) == "a"
 
 
-def test_none_is_left() -> None:
-    assert roster().take((), ALL, 0.0) is None
-    assert Roster[str]("drafter").take((), (), 0.0) is None
-
-
-def test_an_address_is_there_once() -> None:
+def test_one_that_leaves_keeps_its_sessions_and_gets_no_more_and_may_come_back() -> None:
     services = roster()
-    services.add("a", "other")
-    assert (len(services), services["a"]) == (3, "A")
-
-
-def test_one_that_leaves_keeps_its_sessions_and_gets_no_more() -> None:
-    services = roster()
-    assert services.take((), (), 0.0) == "a"
+    assert taken(services) == "a"
     services.remove("a")
     assert len(services) == 2
-    assert {services.take((), (), 0.0) for _ in range(4)} == {"b", "c"}
+    assert {*taken(services, 4)} == {"b", "c"}
     assert "a" in services
     services.failed("a", 1.0)
     services.give_back("a")
     assert "a" not in services
     services.failed("a", 2.0)
-
-
-def test_one_without_sessions_leaves_at_once_and_may_come_back() -> None:
     services = roster()
-    services.remove("a")
-    assert "a" not in services
-    services.remove("a")
-    services.take((), ("c",), 0.0)
+    for _ in range(2):
+        services.remove("a")  # without sessions it leaves at once
+        assert "a" not in services
+    taken(services, failed="c")
     services.remove("b")
     services.add("b", "another")
-    assert services["b"] == "another"
-    assert len(services) == 2
+    assert (len(services), services["b"]) == (2, "another")
 
 
 def test_one_that_is_known_to_be_there_is_taken_before_others() -> None:
-    there = {"A": None, "B": False, "C": True}
-    services: Roster[str] = Roster("target", there.get)
-    for address, now in zip(ALL, (2.0, 1.0, 3.0), strict=True):
-        services.add(address, address.upper())
-        services.failed(address, now)
-    assert [services.take((), (), 4.0), services.take(("c",), (), 4.0)] == ["c", "a"]
-    assert services.take(("a", "c"), (), 4.0) == "c"
-    assert services.take((), ("c",), 4.0) == "a"
-    assert services.take((), (), 2.0 + FORGIVEN_SECONDS) == "a"
+    services = roster(2.0, 1.0, 3.0, there={"A": None, "B": False, "C": True}.get)
+    assert taken(services, now=4.0) + taken(services, used="c", now=4.0) == "ca"
+    assert taken(services, used="ac", now=4.0) + taken(services, failed="c", now=4.0) == "ca"
+    assert taken(services, now=2.0 + FORGIVEN_SECONDS) == "a"
 
 
 @dataclass

@@ -25,17 +25,18 @@ from crossdraft.session.events import (
     Timer,
 )
 from crossdraft.text.letters import NOTHING
-from crossdraft.types.messages import Draft, OpenDrafter, OpenTarget, Pass, PassDone
+from crossdraft.types.messages import Draft, Pass, PassDone
 from crossdraft.types.statistics import Counts
 from crossdraft.types.trees import TokenTree
 from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of
 
 GIVEN = assignment()
-OPEN_TARGET, OPEN_DRAFTER = GIVEN.open_target, GIVEN.open_drafter
 PASS = Pass(1, (), TokenTree((), ()))
 DRAFT = Draft(1, 0, NOTHING, 3)
 DONE = Finished(Reason.LENGTH, Counts())
 ScriptedStep = tuple[object, list[Command]]  # an event, as far as it is compared, and what follows
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])  # whose timers differ
+STALL, TARGET = (Timer.STALL, 1, 0.0), (Timer.TARGET, 1, 0.0)
 
 
 class Scripted:
@@ -71,29 +72,22 @@ class Scripted:
 
 
 async def run(session: Scripted, services: Services) -> Finished:
-    async with asyncio.timeout(300):
-        return await Driver(session, services).run(lambda _: None)
+    return await Driver(session, services).run(lambda _: None)
 
 
 def target_open(lane: int = 1, after: float = 0.0) -> Open:
-    assert isinstance(OPEN_TARGET, OpenTarget)
-    return Open(lane, OPEN_TARGET, after)
+    return Open(lane, GIVEN.open_target, after)
 
 
 def drafter_open(lane: int = 2) -> Open:
-    assert isinstance(OPEN_DRAFTER, OpenDrafter)
-    return Open(lane, OPEN_DRAFTER)
+    return Open(lane, GIVEN.open_drafter)
 
 
 def several(**targets: MemoryTarget) -> Services:
-    """Services with targets at several addresses."""
     services = Services(Roster("target"), Roster("drafter"))
     for address, target in targets.items():
         services.targets.add(address, target)
     return services
-
-
-pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])  # whose timers differ
 
 
 async def test_events_carry_the_time_of_their_arrival() -> None:
@@ -139,10 +133,10 @@ async def test_the_next_lane_opens_at_an_address_that_did_not_fail() -> None:
 
 
 async def test_lanes_of_one_generation_open_at_different_addresses() -> None:
-    targets = [MemoryTarget(), MemoryTarget(), MemoryTarget()]
+    targets = {name: MemoryTarget() for name in "abc"}
     session = Scripted([target_open(lane) for lane in (1, 2, 3)], ((Ready, 3), [DONE]))
-    await run(session, several(a=targets[0], b=targets[1], c=targets[2]))
-    assert [len(target.opened) for target in targets] == [1, 1, 1]
+    await run(session, several(**targets))
+    assert [len(target.opened) for target in targets.values()] == [1, 1, 1]
 
 
 async def test_a_service_that_was_blamed_is_not_used_again_by_this_generation() -> None:
@@ -175,9 +169,6 @@ async def test_an_answer_that_nobody_asked_for_costs_the_service_its_lane_and_it
     assert all(isinstance(lost.error, Internal) for lost in losses)
     assert str(losses[-1].error) == "the target broke the protocol: not asked for"
     assert target.closed == 1
-
-
-STALL, TARGET = (Timer.STALL, 1, 0.0), (Timer.TARGET, 1, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -28,16 +28,14 @@ async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
 
 
 async def test_what_was_measured() -> None:
-    target, drafter = MemoryTarget(), MemoryDrafter()
-    begin: list[Command] = [target_open(1), drafter_open(2)]
     session = Scripted(
-        begin,
+        [target_open(1), drafter_open(2)],
         ((Ready, 2), [Send(2, DRAFT)]),
         ((Replied, 2), [Send(1, PASS), Send(1, replace(PASS, number=2))]),
         ((Replied, 1), []),
         ((Replied, 1), [DONE]),
     )
-    driver = Driver(session, services_of(target, drafter))
+    driver = Driver(session, services_of(MemoryTarget(), MemoryDrafter()))
     await driver.run(lambda _: None)
     times = driver.times()
     assert times.events == 1 + len(session.seen) == 6
@@ -106,10 +104,9 @@ def test_a_lane_says_where_its_time_went() -> None:
 
 
 async def test_lanes_say_where_they_were_and_how_they_were_lost() -> None:
-    target, drafter = MemoryTarget(), MemoryDrafter()
     begin: list[Command] = [target_open(1), drafter_open(2)]
     session = Scripted(begin, ((Ready, 2), [Close(2, "it lied"), Send(1, PASS)]), ((Replied, 1), [DONE]))
-    driver = Driver(session, services_of(target, drafter))
+    driver = Driver(session, services_of(MemoryTarget(), MemoryDrafter()))
     await driver.run(lambda _: None)
     lanes = {lane.role: lane for lane in driver.times().lanes}
     assert (lanes["target"].address, lanes["target"].lost) == ("target", "")

@@ -56,13 +56,11 @@ def commands(group: Any) -> Iterator[Any]:
         yield from commands(one) if hasattr(one, "commands") else (one,)
 
 
-SERVERS = [
-    one for one in commands(typer.main.get_command(app)) if one.name in ("target", "drafter", "ngram", "http", "grpc")
-]
-GENERATE = next(one for one in commands(typer.main.get_command(app)) if one.name == "generate")
+EVERY = {"target", "drafter", "ngram", "http", "grpc", "generate"}
+COMMANDS = [one for one in commands(typer.main.get_command(app)) if one.name in EVERY]
 
 
-@pytest.mark.parametrize("command", [*SERVERS, GENERATE], ids=lambda one: str(one.name))
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda one: str(one.name))
 def test_the_command_line_has_these_names_defaults_and_variables(command: Any) -> None:
     shared = [one for one in command.params if one.name in OPTIONS]
     assert len(shared) > 10 or command.name == "ngram"
@@ -93,9 +91,8 @@ def test_the_file_of_a_cluster_has_these_names_and_defaults() -> None:
 
 @pytest.mark.parametrize("body", [CompletionBody, ChatBody, Speculative])
 def test_bodies_have_these_names_and_defaults(body: Any) -> None:
-    shared = {
-        name: one for name, one in body.model_fields.items() if name in OPTIONS and name not in ("model", "drafter")
-    }
+    named = OPTIONS.keys() - {"model", "drafter"}
+    shared = {name: one for name, one in body.model_fields.items() if name in named}
     assert len(shared) > 9
     for name, one in shared.items():
         if name != "max_tokens":  # as OpenAI has it
@@ -132,9 +129,8 @@ WRONG = [
 @pytest.mark.parametrize(("flag", "value", "fault"), WRONG)
 def test_a_wrong_value_is_told_alike_by_every_command(cli: Cli, flag: str, value: str, fault: str) -> None:
     tried = 0
-    for group, command in (
-        (group, name) for group, names in LINES.items() for name, flags in names.items() if flag in flags
-    ):
+    lines = [(group, name) for group, names in LINES.items() for name, flags in names.items() if flag in flags]
+    for group, command in lines:
         arguments = ["x", "y"] if command == "inspect" else ["m"] if command == "check" else []
         ended = cli(*group, command, *arguments, *GIVEN.get(command, []), f"{flag}={value}")
         assert (ended.code, ended.out) == (2, ""), (command, ended)
@@ -146,9 +142,8 @@ def test_a_wrong_value_is_told_alike_by_every_command(cli: Cli, flag: str, value
 def below_ranges() -> Iterator[tuple[str, Any, str]]:
     """Of each option with a least value, one that is less, and what is said of it."""
     for one in (one for kind in STATED for one in fields(kind) if "description" in one.metadata):
-        least = next(
-            (one.metadata[bound] for bound in ("ge", "gt", "each_ge", "each_gt") if bound in one.metadata), None
-        )
+        bounds = [bound for bound in ("ge", "gt", "each_ge", "each_gt") if bound in one.metadata]
+        least = one.metadata[bounds[0]] if bounds else None
         if least is not None:
             yield f"--{one.name.replace('_', '-')}", least - 1, fault_of(one.metadata, type(least)(least - 1))
 

@@ -71,10 +71,15 @@ class Epoch:
         return self
 
 
+async def drafted(client: DrafterClient, opening: OpenDrafter, text: Letters = NOTHING, count: int = 4) -> Drafted:
+    """The first draft of a session, after this output."""
+    async with client.session(opening) as session:
+        return await session.draft(Draft(1, 0, text, count))
+
+
 async def first_row(client: DrafterClient, opening: OpenDrafter, text: Letters = NOTHING) -> Row:
     """Of the first draft token after this output."""
-    async with client.session(opening) as session:
-        (draft_token,) = (await session.draft(Draft(1, 0, text, 1))).draft_tokens
+    (draft_token,) = (await drafted(client, opening, text, 1)).draft_tokens
     assert draft_token.row is not None
     return draft_token.row
 
@@ -108,7 +113,6 @@ class Gate:
         self._closed.set()
 
     async def entered(self) -> None:
-        """Waits until a step stands still."""
         assert await asyncio.to_thread(self._entered.acquire, timeout=LIMIT_SECONDS)
 
     async def job_arrived(self, client: DrafterClient) -> None:
@@ -118,7 +122,6 @@ class Gate:
                 await client.describe()
 
     def step(self, count: int = 1) -> None:
-        """Lets steps go on."""
         self._steps.release(count)
 
     def open(self, standing: int = 1000) -> None:
@@ -129,7 +132,6 @@ class Gate:
 
 @asynccontextmanager
 async def gated(model: RunningModel) -> AsyncIterator[tuple[DrafterClient, Gate]]:
-    """The model served with a gate."""
     gate = Gate(model.thread.engine)
     held = replace(model, thread=gate.thread)
     try:

@@ -40,6 +40,9 @@ GREEDY = OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 0)
 KEYED = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8), KEY, 0)
 DRAWN = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8), None, 8)
 WITH_ROWS = replace(KEYED, row_width=8)
+FOUR = Draft(1, 0, NOTHING, 4, 1, 3, 1)
+TRUNCATED = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8, top_k=20), None, 0)
+Tokens = tuple[int, ...]
 
 
 class Reference:
@@ -83,16 +86,16 @@ class Reference:
         return found[:width]
 
 
+async def begun(session: ServiceSession, draft: Draft = FOUR, branches: int | None = None) -> Epoch:
+    """A complete epoch; usually the first, of four draft tokens and as many branches."""
+    await session.send(draft)
+    count = draft.count * draft.branch_width * (draft.branch_depth > 0) if branches is None else branches
+    return await Epoch(draft.epoch).complete(session, draft.count, count)
+
+
 async def epoch_of(client: DrafterClient, opening: OpenDrafter, draft: Draft) -> Epoch:
     async with client.session(opening) as session:
-        await session.send(draft)
-        return await Epoch(draft.epoch).complete(session, draft.count, draft.count * draft.branch_width)
-
-
-async def begun(session: ServiceSession) -> Epoch:
-    """A complete first epoch of four draft tokens and as many branches."""
-    await session.send(Draft(1, 0, NOTHING, 4, 1, 3, 1))
-    return await Epoch(1).complete(session, 4, 4)
+        return await begun(session, draft)
 
 
 def corrected(branch: Branch, epoch: int, count: int, chunk: int = 64, depth: int = 0) -> Draft:
@@ -125,8 +128,7 @@ async def test_branches_are_what_would_be_drafted_after_the_key(drafter, drafter
 async def test_branches_are_drafted_in_the_drafts_own_steps_and_fed_once(drafter_model: RunningModel) -> None:
     engine = drafter_model.thread.engine
     async with gated(drafter_model) as (client, gate), client.session(KEYED) as session:
-        await session.send(Draft(1, 0, NOTHING, 6, 1, 3, 2))
-        await Epoch(1).complete(session, 6, 12)
+        await begun(session, Draft(1, 0, NOTHING, 6, 1, 3, 2))
         assert len(gate.works) == 6 + 3  # the branches of the last draft token are finished after it
         prompt = len(drafter_model.tokenization.encode_prompt_letters(PROMPT))
         # Of the draft all but the last draft token, of each branch its key and all but the last one.
@@ -142,8 +144,7 @@ async def test_a_branch_is_sent_when_its_steps_are_done(drafter: DrafterClient) 
 
 async def test_audited_sessions_have_no_branches(drafter: DrafterClient) -> None:
     async with drafter.session(replace(WITH_ROWS, audited=True)) as session:
-        await session.send(Draft(1, 0, NOTHING, 6, 2, 3, 2))
-        assert not (await Epoch(1).complete(session, 6)).branches
+        assert not (await begun(session, Draft(1, 0, NOTHING, 6, 2, 3, 2), 0)).branches
         assert len((await session.draft(Draft(2, 0, NOTHING, 1, 1, 3, 2))).draft_tokens) == 1
 
 
@@ -153,11 +154,9 @@ async def test_branches_have_draws_of_their_own(drafter: DrafterClient) -> None:
     async with drafter.session(DRAWN) as session:
         drafts = set()
         for number in range(1, 9, 2):
-            await session.send(Draft(number, 0, NOTHING, 3, 1, 4, 1))
-            first = await Epoch(number).complete(session, 3, 3)
+            first = await begun(session, Draft(number, 0, NOTHING, 3, 1, 4, 1))
             drafts |= {branch.tokens for branch in first.branches}
-            await session.send(corrected(first.branches[1], number + 1, 4))
-            second = await Epoch(number + 1).complete(session, 4)
+            second = await begun(session, corrected(first.branches[1], number + 1, 4))
             assert tuple(second.tokens) == first.branches[1].tokens
             assert all(draft_token.row.probability(draft_token.token) > 0 for draft_token in second.draft_tokens)
     assert len(drafts) == 12
@@ -195,8 +194,7 @@ async def test_a_context_that_is_full_is_cut_and_branches_go_on(drafter: Drafter
 
 async def test_branches_that_do_not_fit_the_context_are_not_drafted(drafter: DrafterClient) -> None:
     async with drafter.session(KEYED) as session:
-        await session.send(Draft(1, 0, NOTHING, 8, 1, 8, 4))
-        await Epoch(1).complete(session, 8)
+        await begun(session, Draft(1, 0, NOTHING, 8, 1, 8, 4), 0)
         await session.draft(Draft(2, 0, NOTHING, 4))  # whose first reply is the next one
 
 
@@ -204,8 +202,7 @@ async def test_branches_that_do_not_fit_the_context_are_not_drafted(drafter: Dra
 async def test_without_rows_an_epoch_goes_on_after_the_branch(drafter, drafter_model, opening, place):
     engine, reference = drafter_model.thread.engine, Reference(drafter_model, opening)
     async with drafter.session(opening) as session:
-        await session.send(Draft(1, 0, NOTHING, 6, 1, 3, 1))
-        first = await Epoch(1).complete(session, 6, 6)
+        first = await begun(session, Draft(1, 0, NOTHING, 6, 1, 3, 1))
         branch, before = first.branches[place], engine.computed
         await session.send(corrected(branch, 2, 7, 2))
         second = await Epoch(2, first=3).complete(session, 7)
@@ -220,8 +217,7 @@ async def test_with_rows_the_branchs_draft_tokens_come_again(drafter: DrafterCli
     async with drafter.session(WITH_ROWS) as session:
         first = await begun(session)
         branch, before = first.branches[1], engine.computed
-        await session.send(corrected(branch, 2, 5, 2, depth=2))
-        second = await Epoch(2).complete(session, 5, 2)
+        second = await begun(session, corrected(branch, 2, 5, 2, depth=2), 2)
         assert engine.computed - before == 2 + 2 * 2  # two draft tokens, and two branches of two
     assert [len(reply.draft_tokens) for reply in second.replies if reply.draft_tokens] == [2, 2, 1]
     assert tuple(second.tokens[:3]) == branch.tokens
@@ -238,10 +234,8 @@ async def test_with_rows_the_branchs_draft_tokens_come_again(drafter: DrafterCli
 
 async def test_a_window_shorter_than_the_branch_is_kept(drafter: DrafterClient) -> None:
     async with drafter.session(WITH_ROWS) as session:
-        await session.send(Draft(1, 0, NOTHING, 2, 1, 4, 1))
-        first = await Epoch(1).complete(session, 2, 2)
-        await session.send(corrected(first.branches[0], 2, 2, 1))
-        second = await Epoch(2).complete(session, 2)
+        first = await begun(session, Draft(1, 0, NOTHING, 2, 1, 4, 1))
+        second = await begun(session, corrected(first.branches[0], 2, 2, 1))
         await session.send(Advance(2, 5))
         await second.complete(session, 5)
     assert tuple(second.tokens[:4]) == first.branches[0].tokens
@@ -252,8 +246,7 @@ async def test_the_text_may_be_told_from_anywhere(drafter: DrafterClient, drafte
     async with drafter.session(KEYED) as session:
         epochs = []
         for number in (1, 3, 5):
-            await session.send(Draft(number, 0, NOTHING, 4, 1, 3, 1))
-            first = await Epoch(number).complete(session, 4, 4)
+            first = await begun(session, replace(FOUR, epoch=number))
             branch = first.branches[2]
             written = drafter_model.tokenization.letters_of(first.tokens)
             text = written[: branch.offset] + branch.letters
@@ -263,21 +256,21 @@ async def test_the_text_may_be_told_from_anywhere(drafter: DrafterClient, drafte
     assert epochs[0] == epochs[1] == epochs[2]
 
 
-@pytest.mark.parametrize("change", [{"letters": Letters("#")}, {"offset": 0}])
-async def test_a_branch_that_is_not_the_text_is_refused(drafter: DrafterClient, change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"letters": Letters("#")}, "does not begin with the text of epoch 2"),
+        ({"offset": 0}, "does not begin with the text of epoch 2"),
+        ({"epoch": 3}, "branch 3 is not one of the latest epoch's"),  # with which it is forgotten
+    ],
+)
+async def test_a_branch_that_is_not_the_text_or_no_more_there_is_refused(drafter, change, complaint):
     async with drafter.session(KEYED) as session:
         first = await begun(session)
+        if "epoch" in change:
+            await session.draft(Draft(2, 0, NOTHING, 4))
         await session.send(replace(corrected(first.branches[2], 2, 5), **change))
-        with pytest.raises(ProtocolBroken, match="does not begin with the text of epoch 2"):
-            await session.receive()
-
-
-async def test_branches_are_forgotten_with_their_epoch(drafter: DrafterClient) -> None:
-    async with drafter.session(KEYED) as session:
-        first = await begun(session)
-        await session.draft(Draft(2, 0, NOTHING, 4))
-        await session.send(corrected(first.branches[0], 3, 5))
-        with pytest.raises(ProtocolBroken, match="branch 1 is not one of the latest epoch's"):
+        with pytest.raises(ProtocolBroken, match=complaint):
             await session.receive()
 
 
@@ -291,10 +284,6 @@ async def test_branches_that_the_output_must_have_passed_are_forgotten(drafter: 
         await session.send(corrected(epoch.branches[0], 2, 4))
         with pytest.raises(ProtocolBroken, match="is not one of the latest epoch's"):
             await Epoch(2).complete(session, 4)
-
-
-TRUNCATED = OpenDrafter(PROMPT, SamplingOptions(temperature=0.8, top_k=20), None, 0)
-Tokens = tuple[int, ...]
 
 
 class Weights(Reference):
@@ -404,8 +393,7 @@ async def test_a_branch_of_a_tree_can_be_adopted(drafter: DrafterClient) -> None
 )
 async def test_a_chain_is_drafted_where_a_tree_cannot_be(drafter: DrafterClient, opening: OpenDrafter, draft: Draft):
     async with drafter.session(opening) as session:
-        await session.send(draft)
-        assert not (await Epoch(1).complete(session, 4)).branches
+        assert not (await begun(session, draft)).branches
 
 
 async def test_a_tree_is_drafted_once(drafter: DrafterClient) -> None:

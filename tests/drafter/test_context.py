@@ -17,6 +17,8 @@ words = st.lists(
     st.sampled_from([" the", " dog", " Größe", "\n", "  ", "ing", " it's", "好", "\xe4", " 20000", "):", "."]),
     max_size=8,
 ).map(lambda parts: from_bytes("".join(parts).encode()))
+UNKNOWN = Side.TARGET.control(3)
+mixed = st.lists(st.sampled_from([UNKNOWN, UNKNOWN, " the", " dog", "Ж".encode().decode("latin-1"), "s"]), max_size=8)
 
 
 def tokenization(name: str) -> Tokenization:
@@ -29,6 +31,19 @@ def written(context: Context, name: str, head: int) -> Letters:
 
 def head_of(name: str) -> int:
     return len(tokenization(name).encode_prompt_letters(PROMPT))
+
+
+def drawn_one_by_one(letters: str) -> tuple[Context, list[int]]:
+    """The text of a tokenizer, to which a token for each letter was added; and these."""
+    context = Context(tokenization("gpt2"), PROMPT, 1000)
+    ids = [tokenization("gpt2").vocabulary.ids_of(Letters(letter))[0] for letter in letters]
+    for token in ids:
+        context.append(token)
+    return context, ids
+
+
+def output(context: Context) -> list[int]:
+    return list(context.ids[head_of("gpt2") :])
 
 
 @given(name=st.sampled_from(KINDS), text=words, more=words, at=st.integers(0, 60), token=st.integers(60, 300))
@@ -54,42 +69,25 @@ def test_text_that_comes_in_two_parts_is_tokenized_like_one(name, text, more):
 
 
 def test_own_tokens_are_kept_as_they_were_drawn():
-    spelled = [ord("a"), ord("b"), ord(" "), ord("c")]
-    ids = [kind("gpt2").vocabulary(Side.DRAFTER).ids_of(Letters(chr(letter)))[0] for letter in spelled]
-    context = Context(tokenization("gpt2"), PROMPT, 1000)
-    for token in ids:
-        context.append(token)
+    context, ids = drawn_one_by_one("ab c")
     context.rewind(4, Letters(""))
-    assert list(context.ids[head_of("gpt2") :]) == ids
+    assert output(context) == ids
     context.rewind(3, Letters(""))
-    assert list(context.ids[head_of("gpt2") :]) == ids[:3]
+    assert output(context) == ids[:3]
 
 
 def test_new_letters_are_tokenized_with_the_word_that_they_go_on_with_and_no_further():
-    one = tokenization("gpt2")
-    context = Context(one, PROMPT, 1000)
-    drawn = [token for letter in " abc the" for token in one.vocabulary.ids_of(Letters(letter))[:1]]
-    for token in drawn:
-        context.append(token)
+    context, drawn = drawn_one_by_one(" abc the")
     context.rewind(8, Letters("re was"))
-    ids = list(context.ids[head_of("gpt2") :])
-    assert ids[:4] == drawn[:4]
-    assert tuple(ids[4:]) == one.encode_continuation(Letters(" there was"))
+    assert output(context)[:4] == drawn[:4]
+    assert tuple(output(context)[4:]) == tokenization("gpt2").encode_continuation(Letters(" there was"))
 
 
 def test_of_a_text_without_words_only_the_latest_letters_are_tokenized_again():
-    one = tokenization("gpt2")
-    context = Context(one, PROMPT, 1000)
-    drawn = [one.vocabulary.ids_of(Letters(letter))[0] for letter in "abcdefgh" * 20]
-    for token in drawn:
-        context.append(token)
+    context, drawn = drawn_one_by_one("abcdefgh" * 20)
     context.rewind(len(drawn), Letters("i"))
-    assert list(context.ids[head_of("gpt2") :][: len(drawn) - MOST_AGAIN]) == drawn[:-MOST_AGAIN]
+    assert output(context)[: len(drawn) - MOST_AGAIN] == drawn[:-MOST_AGAIN]
     assert written(context, "gpt2", head_of("gpt2")) == "abcdefgh" * 20 + "i"
-
-
-UNKNOWN = Side.TARGET.control(3)
-mixed = st.lists(st.sampled_from([UNKNOWN, UNKNOWN, " the", " dog", "Ж".encode().decode("latin-1"), "s"]), max_size=8)
 
 
 def writable(text: str) -> str:
@@ -171,15 +169,10 @@ def test_what_was_cut_away_comes_back_when_it_is_needed_again():
 
 
 @pytest.mark.parametrize("count", [10, 11, 12, 1000, 2**32 - 1])
-def test_where_nothing_fits_there_is_no_room(count):
-    context = Context(tokenization("gpt2"), Letters(" the dog" * 10), 10)
-    with pytest.raises(NoRoomError, match="a context of 10 tokens has no room"):
-        context.fit(count)
-
-
-def test_without_text_there_is_nothing_to_go_on_with():
-    with pytest.raises(NoRoomError, match="no text"):
-        Context(tokenization("gpt2"), Letters(""), 10).fit(1)
+def test_where_nothing_fits_there_is_no_room_and_without_text_nothing_to_go_on_with(count):
+    for text, tokens, complaint in ((" the dog" * 10, count, "a context of 10 tokens has no room"), ("", 1, "no text")):
+        with pytest.raises(NoRoomError, match=complaint):
+            Context(tokenization("gpt2"), Letters(text), 10).fit(tokens)
 
 
 def test_a_prompt_of_the_drafters_own_template_names_special_tokens() -> None:

@@ -21,26 +21,28 @@ from crossdraft.rpc.server import Server
 from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import NOTHING, ControlRole, Letters, from_bytes
 from crossdraft.types.messages import Advance, Draft, Drafted, NoiseKey, OpenDrafter, Score
-from tests.drafter.streaming import Epoch
+from tests.drafter.streaming import Epoch, drafted
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import AT_ONCE
 
 PROMPT = from_bytes(b"one two three, one two ")
 OPEN = OpenDrafter(PROMPT, SamplingOptions(), None, 8)
 END = ControlRole.END_OF_SEQUENCE.letter
+WORDS = st.lists(st.sampled_from([b"a", b"b", b"ab", b"\0", b"aab"]), max_size=30).map(b"".join)
+SOME = 99  # letters: of one text more than any has
+FACT = Letters("the moon is made of green cheese, as everybody knows")
+ASKED = from_bytes(b"What is it? It is: ")
 
 
 @pytest.fixture
 async def ngram() -> AsyncIterator[DrafterClient]:
-    async with (
-        ngrams.ngram_server(ngrams.ServeNgram(listening=AT_ONCE)) as server,
-        DrafterClient(server.address) as client,
-    ):
+    served = ngrams.ngram_server(ngrams.ServeNgram(listening=AT_ONCE))
+    async with served as server, DrafterClient(server.address) as client:
         yield client
 
 
-def text_of(drafted: Drafted) -> str:
-    return ngrams.byte_vocabulary().letters_of([draft_token.token for draft_token in drafted.draft_tokens])
+def text_of(draft: Drafted) -> str:
+    return ngrams.byte_vocabulary().letters_of([draft_token.token for draft_token in draft.draft_tokens])
 
 
 def naive(text: bytes, ending: bytes) -> tuple[int, list[int]]:
@@ -51,10 +53,6 @@ def naive(text: bytes, ending: bytes) -> tuple[int, list[int]]:
     }
     longest = max(sizes.values(), default=0)
     return longest, [place for place, size in sizes.items() if size == longest]
-
-
-WORDS = st.lists(st.sampled_from([b"a", b"b", b"ab", b"\0", b"aab"]), max_size=30).map(b"".join)
-SOME = 99  # letters: of one text more than any has
 
 
 @given(WORDS, st.integers(1, 4), st.integers(1, 9))
@@ -143,35 +141,32 @@ async def test_it_describes_the_bytes_as_its_vocabulary(ngram: DrafterClient) ->
 
 
 async def test_a_draft_copies_what_followed_with_certainty(ngram: DrafterClient) -> None:
-    async with ngram.session(OPEN) as session:
-        drafted = await session.draft(Draft(1, 0, NOTHING, 7))
-    assert (text_of(drafted), drafted.reason) == ("three, ", "")
-    assert drafted.seconds > 0
-    for draft_token in drafted.draft_tokens:
+    draft = await drafted(ngram, OPEN, count=7)
+    assert (text_of(draft), draft.reason) == ("three, ", "")
+    assert draft.seconds > 0
+    for draft_token in draft.draft_tokens:
         assert (draft_token.row.ids.tolist(), draft_token.row.probabilities.tolist()) == ([draft_token.token], [1.0])
 
 
 async def test_noise_changes_nothing_and_rows_are_sent_when_they_are_wanted(ngram: DrafterClient) -> None:
     for opening in (replace(OPEN, row_width=0), replace(OPEN, noise=NoiseKey(3), audited=True)):
-        async with ngram.session(opening) as session:
-            drafted = await session.draft(Draft(1, 0, NOTHING, 7))
-        assert text_of(drafted) == "three, "
-        assert all((draft_token.row is None) == (opening.row_width == 0) for draft_token in drafted.draft_tokens)
+        draft = await drafted(ngram, opening, count=7)
+        assert text_of(draft) == "three, "
+        assert all((draft_token.row is None) == (opening.row_width == 0) for draft_token in draft.draft_tokens)
 
 
 async def test_what_is_not_allowed_ends_the_draft(ngram: DrafterClient) -> None:
     allowed = np.array([ngrams.byte_vocabulary().ids_of(Letters(letter))[0] for letter in "thr"])
-    async with ngram.session(replace(OPEN, allowed=allowed)) as session:
-        drafted = await session.draft(Draft(1, 0, NOTHING, 7))
-    assert (text_of(drafted), drafted.reason) == ("thr", "no earlier text goes on from here that far")
+    draft = await drafted(ngram, replace(OPEN, allowed=allowed), count=7)
+    assert (text_of(draft), draft.reason) == ("thr", "no earlier text goes on from here that far")
 
 
 async def test_the_text_is_rewound_and_goes_on(ngram: DrafterClient) -> None:
     async with ngram.session(OPEN) as session:
         await session.draft(Draft(1, 0, NOTHING, 7))
         assert text_of(await session.draft(Draft(2, 5, Letters(" or two thr"), 3))) == "ee "
-        drafted = await session.draft(Draft(3, 2, Letters("xyz"), 4))
-        assert (drafted.draft_tokens, drafted.reason) == ((), "no earlier text goes on from here that far")
+        draft = await session.draft(Draft(3, 2, Letters("xyz"), 4))
+        assert (draft.draft_tokens, draft.reason) == ((), "no earlier text goes on from here that far")
         assert text_of(await session.draft(Draft(4, 0, Letters("one two "), 5))) == "one t"
 
 
@@ -211,20 +206,15 @@ async def settled(client: DrafterClient, service: ngrams.NgramService) -> None:
         await asyncio.wrap_future(service._sorting.submit(int))
 
 
-FACT = Letters("the moon is made of green cheese, as everybody knows")
-ASKED = from_bytes(b"What is it? It is: ")
-
-
 async def heard(client: DrafterClient, service: ngrams.NgramService, scope: str, text: Letters = FACT) -> None:
     """A session whose output is this text."""
-    async with client.session(OpenDrafter(ASKED, SamplingOptions(), None, 0, scope=scope)) as session:
-        await session.draft(Draft(1, 0, text, 4))
+    await drafted(client, OpenDrafter(ASKED, SamplingOptions(), None, 0, scope=scope), text)
     await settled(client, service)
 
 
 async def drafted_in(client: DrafterClient, scope: str, text: bytes = b"Tell me: the moon is ") -> str:
-    async with client.session(OpenDrafter(from_bytes(text), SamplingOptions(), None, 0, scope=scope)) as session:
-        return text_of(await session.draft(Draft(1, 0, NOTHING, 13)))
+    opening = OpenDrafter(from_bytes(text), SamplingOptions(), None, 0, scope=scope)
+    return text_of(await drafted(client, opening, count=13))
 
 
 async def test_earlier_outputs_of_the_same_scope_are_copied_and_no_others() -> None:
@@ -235,10 +225,7 @@ async def test_earlier_outputs_of_the_same_scope_are_copied_and_no_others() -> N
         await heard(client, service, "")
         assert await drafted_in(client, "") == ""
         assert service.memory._blocks.keys() == {"alice"}
-
-
-async def test_without_memory_nothing_is_remembered() -> None:
-    async with remembering(0) as (service, client):
+    async with remembering(0) as (service, client):  # without memory nothing is
         await heard(client, service, "alice")
         assert await drafted_in(client, "alice") == ""
 
@@ -324,5 +311,4 @@ async def test_what_is_copied_is_cut_by_the_grammar_and_what_must_follow_is_adde
 
 async def test_a_grammar_that_cannot_be_compiled_is_refused(ngram: DrafterClient) -> None:
     with pytest.raises(BadRequest, match="unclosed group"):
-        async with ngram.session(replace(OPEN, options=SamplingOptions(grammar=Grammar.regex("(")))) as session:
-            await session.draft(Draft(1, 0, NOTHING, 3))
+        await drafted(ngram, replace(OPEN, options=SamplingOptions(grammar=Grammar.regex("("))))

@@ -22,10 +22,10 @@ from crossdraft.text.frequencies import count_frequencies
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import tokenizer_digest
-from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions, Score
+from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.noise import KeyedNoise, fault_of_draw
-from tests.drafter.streaming import first_row, masked_to_its_ids
+from tests.drafter.streaming import drafted, first_row, masked_to_its_ids
 from tests.engine.taped import waits
 from tests.engine.tiny import result
 from tests.rpc.sessions import DrafterClient
@@ -33,6 +33,14 @@ from tests.services.conftest import AT_ONCE, direct, drafting, running_of, stand
 from tests.text.kinds import kind
 
 T = TypeVar("T")
+TARGET_JSON = kind("gpt2").json
+PAIR = Pair(kind("gpt2").vocabulary(), kind("llama2").vocabulary(Side.DRAFTER))
+SPREAD = 5  # target tokens that each shared token's mass goes to
+KEEP = 60
+PROMPT = from_bytes(b"The quick brown fox")
+FIRST = Draft(1, 0, Letters(""), 6)
+KEY = NoiseKey(77)
+WHOLE = 4096  # a row that is not cut short
 
 
 def read_alone(asking: SamplerSteps[T]) -> T:
@@ -103,13 +111,6 @@ async def test_a_draft_waits_for_the_device_once(drafter_model, monkeypatch, set
     assert (calls, drafter_model.thread.steps - steps) == (["cpu"], 5)
     for session in sessions:
         session.close()
-
-
-KEEP = 60
-PROMPT = from_bytes(b"The quick brown fox")
-FIRST = Draft(1, 0, Letters(""), 6)
-KEY = NoiseKey(77)
-WHOLE = 4096  # a row that is not cut short
 
 
 @pytest.fixture(scope="session")
@@ -206,19 +207,17 @@ async def test_columns_that_follow_texts_have_no_scores_and_no_grammar_writes_th
 async def test_shared_tokens_that_are_kept(pruned: DrafterClient, loaded: LoadedModel) -> None:
     gone = np.setdiff1d(np.arange(loaded.description.vocabulary_size), loaded.kept)
     allowed = np.concatenate([loaded.kept[[3, 20, 40]], gone[:5]])
-    async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed)) as session:
-        drafted = await session.draft(FIRST)
-    for draft_token in drafted.draft_tokens:
+    draft = await drafted(pruned, OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed), count=6)
+    for draft_token in draft.draft_tokens:
         assert set(draft_token.row.ids.tolist()) == set(loaded.kept[[3, 20, 40]].tolist())
 
 
 async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClient, loaded: LoadedModel) -> None:
     gone = np.setdiff1d(np.arange(loaded.description.vocabulary_size), loaded.kept)
     for allowed, reason in ((gone[:5], "none of the shared tokens is kept"), (gone[:0], "share no token")):
-        async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed)) as session:
-            drafted = await session.draft(FIRST)
-        assert drafted.draft_tokens == ()
-        assert reason in drafted.reason
+        draft = await drafted(pruned, OpenDrafter(PROMPT, SamplingOptions(), KEY, 8, allowed), count=6)
+        assert draft.draft_tokens == ()
+        assert reason in draft.reason
 
 
 async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: RunningModel) -> None:
@@ -230,11 +229,6 @@ async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: 
         scored = await session.score(Score(1, 0, tuple(map(Letters, letters)), 6))
     assert abs(scored.probabilities.sum() - 1) < 1e-6
     assert {letter for letter, score in zip(letters, scored.probabilities, strict=True) if score} == kept
-
-
-TARGET_JSON = kind("gpt2").json
-PAIR = Pair(kind("gpt2").vocabulary(), kind("llama2").vocabulary(Side.DRAFTER))
-SPREAD = 5  # target tokens that each shared token's mass goes to
 
 
 def spread_out() -> Matrix:
@@ -256,11 +250,6 @@ TARGET_NOISE = KeyedNoise.of(PAIR.target)
 async def spreading(drafter_model: RunningModel) -> AsyncIterator[DrafterClient]:
     async with drafting(DrafterService(drafter_model, SPREADING)) as client:
         yield client
-
-
-async def drafted(client: DrafterClient, opening: OpenDrafter, text: Letters = NOTHING, count: int = 6) -> Drafted:
-    async with client.session(opening) as session:
-        return await session.draft(Draft(1, 0, text, count))
 
 
 async def test_rows_are_the_drafters_distribution_spread_over_target_tokens(spreading: DrafterClient) -> None:

@@ -26,6 +26,10 @@ VOCABULARIES = {
     "one token": ("ab",),
 }
 ALPHABET = "abc\ue000"
+PROMPT = from_bytes(b"The quick brown fox")
+WARM = SamplingOptions(temperature=0.8, top_p=0.97)
+FEW = ("t", "th", "the", "h", "he", "e", " ", " t")  # tokens that write each other's beginnings
+TOKENS = 3
 
 
 def sparse_distribution(path: tuple[int, ...], size: int) -> np.ndarray:
@@ -75,12 +79,6 @@ def test_a_score_is_the_sum_over_all_texts_that_begin_so(name, tokens, strings):
 def test_what_cannot_be_drafted_has_a_score_of_exactly_zero(name):
     vocabulary = toy_vocabulary(VOCABULARIES[name])
     assert scored(vocabulary, (Letters("x"), Letters("ax"), Letters("abx"), Letters("a" * 13)), 3).tolist() == [0.0] * 4
-
-
-PROMPT = from_bytes(b"The quick brown fox")
-WARM = SamplingOptions(temperature=0.8, top_p=0.97)
-FEW = ("t", "th", "the", "h", "he", "e", " ", " t")  # tokens that write each other's beginnings
-TOKENS = 3
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -36,7 +35,9 @@ from crossdraft.types.messages import (
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.trees import ROOT
 from tests.drafter.streaming import Epoch, first_row, gated, masked_to_its_ids
+from tests.drafter.streaming import drafted as first_draft
 from tests.engine.gathering import nothing
+from tests.engine.tiny import generated
 from tests.rpc.linked import Direct, Noted
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import direct
@@ -47,6 +48,15 @@ WARM = SamplingOptions(temperature=0.8)
 KEY = NoiseKey(77)
 OPEN = OpenDrafter(PROMPT, WARM, KEY, 8)
 FIRST = Draft(1, 0, NOTHING, 4)
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["n"]}
+GRAMMAR = Grammar.json(SCHEMA)
+ADVANCES = 10
+WANTED = (1 + ADVANCES) * MOST_DRAFT_TOKENS
+END = "\ue000"
+SHAPES = [
+    replace(FIRST, **shape)
+    for shape in ({"count": 9}, {"count": 6, "branch_depth": 3, "branch_width": 2}, {"count": 5, "tree_nodes": 14})
+]
 
 
 def tokens(drafted: Drafted) -> list[int]:
@@ -61,14 +71,10 @@ def same(one: Drafted, other: Drafted) -> None:
 
 
 async def test_greedy_drafts_are_what_generate_gives(drafter: DrafterClient, drafter_model: RunningModel) -> None:
-    ids = torch.tensor([drafter_model.tokenization.encode_prompt_letters(PROMPT)])
-    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
-    with torch.inference_mode():
-        out = drafter_model.thread.engine.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
-    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 8)) as session:
-        drafted = await session.draft(Draft(1, 0, NOTHING, 8))
-    assert tokens(drafted) == out[0, ids.shape[1] :].tolist()
-    for one in drafted.draft_tokens:
+    ids = drafter_model.tokenization.encode_prompt_letters(PROMPT)
+    draft = await first_draft(drafter, OpenDrafter(PROMPT, SamplingOptions(temperature=0), None, 8), count=8)
+    assert tokens(draft) == generated(drafter_model.thread.engine.model, ids, 8)
+    for one in draft.draft_tokens:
         assert (one.row.ids.tolist(), one.row.probabilities.tolist()) == ([one.token], [1.0])
 
 
@@ -113,10 +119,9 @@ async def test_draws_without_a_key_follow_the_row(drafter: DrafterClient) -> Non
 
 async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterClient) -> None:
     allowed = np.array([70, 300, 301, 305, 400])
-    async with drafter.session(OpenDrafter(PROMPT, SamplingOptions(), KEY, 3, allowed)) as session:
-        drafted = await session.draft(Draft(1, 0, NOTHING, 12))
-    assert len(drafted.draft_tokens) == 12
-    for draft_token in drafted.draft_tokens:
+    draft = await first_draft(drafter, OpenDrafter(PROMPT, SamplingOptions(), KEY, 3, allowed), count=12)
+    assert len(draft.draft_tokens) == 12
+    for draft_token in draft.draft_tokens:
         assert set(draft_token.row.ids.tolist()) <= set(allowed.tolist())
         assert len(draft_token.row.ids) == 3
     masked = await first_row(drafter, OpenDrafter(PROMPT, SamplingOptions(), KEY, 100, allowed))
@@ -125,8 +130,7 @@ async def test_only_allowed_ids_are_drawn_and_the_row_says_so(drafter: DrafterCl
 
 async def test_after_an_end_of_sequence_it_drafts_on(drafter: DrafterClient, drafter_model: RunningModel) -> None:
     (end,) = drafter_model.description.stops
-    async with drafter.session(OpenDrafter(PROMPT, WARM, KEY, 3, np.array([end]))) as session:
-        assert tokens(await session.draft(FIRST)) == [end] * 4
+    assert tokens(await first_draft(drafter, OpenDrafter(PROMPT, WARM, KEY, 3, np.array([end])))) == [end] * 4
 
 
 @pytest.mark.parametrize("parts", [(" jumps over", " the dog"), (" jum", "ps"), (" Gr\xc3", "\xb6\xc3\x9fe")])
@@ -136,8 +140,7 @@ async def test_a_rewound_session_has_the_rows_of_a_fresh_one(drafter: DrafterCli
         await session.draft(Draft(1, 0, first, 5))
         await session.draft(Draft(2, len(first), Letters(" other words"), 3))
         rewound = await session.draft(Draft(3, len(first), second, 5))
-    async with drafter.session(OPEN) as session:
-        same(rewound, await session.draft(Draft(1, 0, Letters(first + second), 5)))
+    same(rewound, await first_draft(drafter, OPEN, Letters(first + second), 5))
 
 
 async def test_a_text_beyond_the_context_is_cut_and_drafting_goes_on(drafter: DrafterClient, drafter_model) -> None:
@@ -250,16 +253,11 @@ async def test_a_window_that_moves_while_it_is_drafted(drafter_model: RunningMod
 
 async def test_what_cannot_be_ends_the_session(drafter: DrafterClient) -> None:
     async with drafter.session(OPEN) as session:
-        await session.draft(Draft(1, 0, NOTHING, 4))
+        await session.draft(FIRST)
         await session.send(Draft(2, 99, NOTHING, 4))
         with pytest.raises(ProtocolBroken, match="cannot rewind to letter 99"):
             await session.receive()
-    async with drafter.session(OPEN) as session:
-        assert len((await session.draft(Draft(1, 0, NOTHING, 4))).draft_tokens) == 4
-
-
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["n"]}
-GRAMMAR = Grammar.json(SCHEMA)
+    assert len((await first_draft(drafter, OPEN)).draft_tokens) == 4
 
 
 def fits(*parts: str) -> bool:
@@ -267,14 +265,6 @@ def fits(*parts: str) -> bool:
     text, end, rest = "".join(parts).partition(END)
     taken = of_letters().matcher(GRAMMAR).fitting(NOTHING, Letters(text))
     return taken.startswith(text) and not rest.strip(END) and not (end and text.count("}") != 1)
-
-
-END = "\ue000"
-SHAPES = [
-    Draft(1, 0, NOTHING, 9),
-    Draft(1, 0, NOTHING, 6, branch_depth=3, branch_width=2),
-    Draft(1, 0, NOTHING, 5, tree_nodes=14),
-]
 
 
 @pytest.mark.parametrize("request_", SHAPES, ids=["chain", "branches", "tree"])
@@ -310,11 +300,7 @@ async def test_where_no_allowed_token_fits_the_grammar_it_drafts_as_without(draf
     letters = drafter_model.tokenization.vocabulary.letters
     ids = np.array([token for token, one in enumerate(letters) if one.isalpha() and one.isascii()])
     openings = [OpenDrafter(PROMPT, replace(WARM, grammar=one), KEY, 8, ids) for one in (Grammar.regex("[0-9]+"), None)]
-    drafted = []
-    for opening in openings:
-        async with drafter.session(opening) as session:
-            drafted.append(await session.draft(FIRST))
-    same(*drafted)
+    same(*[await first_draft(drafter, opening) for opening in openings])
 
 
 async def test_scores_are_of_the_drafts_by_the_grammar(drafter: DrafterClient) -> None:
@@ -374,9 +360,7 @@ def test_a_newer_epoch_ends_the_one_before() -> None:
 
 
 @given(
-    chunk=st.integers(1, 6),
-    first=st.integers(0, 6),
-    made=st.lists(st.sampled_from(["draft_token", "branch", "advance"]), max_size=40),
+    st.integers(1, 6), st.integers(0, 6), st.lists(st.sampled_from(["draft_token", "branch", "advance"]), max_size=40)
 )
 def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk: int, first: int, made: list[str]):
     epoch = DraftProgress(draft(count=3, chunk=chunk, first=first))
@@ -395,15 +379,12 @@ def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk:
         held = buffer.made - epoch.sent
         assert held < (first - epoch.sent if epoch.sent < first else chunk)
         assert held == 0 or buffer.made < epoch.count  # whatever is wanted and complete is sent
-    made_in_all = buffer.made
     replies.append(buffer.last("enough"))
-    tokens = [draft_token.token for reply in replies for draft_token in reply.draft_tokens]
-    assert tokens == list(range(made_in_all))
+    assert [token for reply in replies for token in tokens(reply)] == list(range(buffer.made))
     assert [number.number for reply in replies for number in reply.branches] == list(range(1, branches + 1))
     assert all(len(reply.draft_tokens) <= (first if reply.first < first else chunk) for reply in replies)
-    assert [reply.first for reply in replies] == np.cumsum([0, *(len(reply.draft_tokens) for reply in replies)])[
-        :-1
-    ].tolist()
+    sizes = [len(reply.draft_tokens) for reply in replies]
+    assert [reply.first for reply in replies] == np.cumsum([0, *sizes])[:-1].tolist()
     assert epoch.aside
     assert not epoch.wanted
 
@@ -432,10 +413,6 @@ def test_a_tree_that_is_planted_anew_has_the_same_paths(data: st.DataObject) -> 
         assert now[new + 1] == paths[old + 1]
     assert len(moved) == sum(path[: len(after.context)] == after.context for path in paths)
     assert moved[root] == ROOT
-
-
-ADVANCES = 10
-WANTED = (1 + ADVANCES) * MOST_DRAFT_TOKENS
 
 
 @dataclass

@@ -43,6 +43,9 @@ CHANGES: list[tuple[str, dict[str, object]]] = [
     ("llama4_text", {"floor_scale": 4, "attn_scale": 0.5}),
 ]
 ARCHITECTURES = {name: changes for names, changes in CHANGES for name in names.split()}
+KERNEL = attention._by_kernel
+TEXT = tuple((5 * number + number // 7) % 97 for number in range(5 * WINDOW))  # 40 tokens, longer than a hashed block
+DEEP = tree_of([tuple(range(50, 50 + 2 * WINDOW)), (50, 51, 3, 4), (7, 8)], budget=40)  # a path of two windows
 
 
 @cache
@@ -50,11 +53,6 @@ def made(name: str, **options: object) -> PreTrainedModel:
     """The model of a name, the same in all tests that change the same options."""
     with patch.dict(models.RANDOM_SIZES, SMALLER):
         return models.random_model(name, VOCABULARY, **{**ARCHITECTURES[name], **options})
-
-
-KERNEL = attention._by_kernel
-TEXT = tuple((5 * number + number // 7) % 97 for number in range(5 * WINDOW))  # 40 tokens, longer than a hashed block
-DEEP = tree_of([tuple(range(50, 50 + 2 * WINDOW)), (50, 51, 3, 4), (7, 8)], budget=40)  # a path of two windows
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["flat", "graphs"])
@@ -186,8 +184,12 @@ def test_a_refusal_has_the_true_reason(name: str) -> None:
         conformance(random_model(name, VOCABULARY))
 
 
-def test_a_random_model_has_the_data_type_that_is_asked_for() -> None:
+def test_a_random_model_has_the_data_type_that_is_asked_for_and_a_short_window_or_there_is_none() -> None:
     assert load_model(LoadOptions("random:llama", dtype="bfloat16")).model.dtype == torch.bfloat16
+    windows = conformance(random_model("mistral", VOCABULARY)).windows
+    assert windows == (Window(RANDOM_WINDOW),)
+    with pytest.raises(ModelLoadError, match="no small random model of llama9"):
+        random_model("llama9", VOCABULARY)
 
 
 def test_a_model_whose_weights_are_no_numbers_is_refused_for_that() -> None:
@@ -202,11 +204,6 @@ def test_a_model_without_a_context_length_needs_one() -> None:
     del model.config.max_position_embeddings
     with pytest.raises(ValueError, match="set --max-model-len"):
         Engine(model)
-
-
-def test_there_is_no_random_model_of_what_transformers_does_not_know() -> None:
-    with pytest.raises(ModelLoadError, match="no small random model of llama9"):
-        random_model("llama9", VOCABULARY)
 
 
 def off_by_one(found: Callable[..., Window | None]) -> Callable[..., Window | None]:
@@ -230,27 +227,16 @@ def deep_nodes_see_all(visible: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-def never_moved(plan: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *given: replace(plan(*given), moves=())
-
-
 @pytest.mark.parametrize(
     ("place", "name", "wrong", "cases"),
     [
         (compatibility, "window_of", off_by_one, {"a prompt", "a text of 109 tokens"}),
         (batch, "visible", deep_nodes_see_all, {"a draft tree"}),
-        (engine, "plan_inputs", never_moved, {"a committed branch"}),
-        (
-            kv_cache_manager,
-            "common_prefix",
-            lambda _: lambda cached, ids: min(len(cached), len(ids)),
-            {"a reused prefix"},
-        ),
+        (engine, "plan_inputs", lambda plan: lambda *given: replace(plan(*given), moves=()), {"a committed branch"}),
+        (kv_cache_manager, "common_prefix", lambda _: lambda *texts: min(map(len, texts)), {"a reused prefix"}),
     ],
 )
-def test_a_fault_is_seen(
-    place: Any, name: str, wrong: Callable[..., Any], cases: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_seen(place, name, wrong, cases, monkeypatch):
     model = random_model("gemma3_text", VOCABULARY)
     monkeypatch.setattr(place, name, wrong(getattr(place, name)))
     found = {result.name for result in conformance(model).results if not result.exact}
@@ -273,11 +259,6 @@ def test_greedy_output_goes_on_behind_an_end() -> None:
     best = model(ids).logits[0, 2:-1].float().topk(2)
     assert best.indices[:, 0].tolist() == [one.token for one in found]
     torch.testing.assert_close(best.values[:, 0] - best.values[:, 1], torch.tensor([one.ahead for one in found]))
-
-
-def test_a_window_of_a_random_model_is_short() -> None:
-    windows = conformance(random_model("mistral", VOCABULARY)).windows
-    assert windows == (Window(RANDOM_WINDOW),)
 
 
 def test_a_quantized_model_is_served_as_it_is() -> None:

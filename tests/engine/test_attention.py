@@ -45,10 +45,8 @@ def starts(pieces: list[InputTokens], heads: int = 4) -> list[list[int]]:
 def test_extents_of_one_size_at_equal_distances_are_one_group() -> None:
     row = [piece(n, 128 * n, 128, 100) for n in (5, 3, 1, 7)]
     assert starts(row) == [[128, 384, 640, 896]]
-    assert starts([*row, piece(9, 128 * 8, 128, 100), piece(10, 128 * 9, 128, 100)]) == [
-        [128, 384, 640, 896],
-        [1024, 1152],
-    ]
+    others = [piece(9, 128 * 8, 128, 100), piece(10, 128 * 9, 128, 100)]
+    assert starts([*row, *others]) == [[128, 384, 640, 896], [1024, 1152]]
     assert starts([*row, piece(9, 128 * 9, 64, 60)]) == [[1152], [128, 384, 640, 896]]
 
 
@@ -124,9 +122,8 @@ def test_every_token_attends_to_what_it_sees(data: st.DataObject) -> None:
 
 
 def marks_of(slices: Sequence[InputTokens], padding: int) -> tuple[Tensor, ...]:
-    numbers = batches.numbers_of(
-        slices, sum(one.count for one in slices) + padding, WINDOWS, [PLACES - 1] * len(WINDOWS)
-    )
+    tokens = sum(one.count for one in slices) + padding
+    numbers = batches.numbers_of(slices, tokens, WINDOWS, [PLACES - 1] * len(WINDOWS))
     return batches.StepInputs.of(torch.from_numpy(numbers)).marks
 
 
@@ -247,9 +244,7 @@ def test_without_a_layout_it_is_ordinary_causal_attention() -> None:
 
 
 @given(*[st.lists(st.integers(0, 2), max_size=12).map(tuple)] * 3)
-def test_a_common_prefix_is_as_long_as_the_ids_are_equal(
-    first: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]
-) -> None:
+def test_a_common_prefix_is_as_long_as_the_ids_are_equal(first, one, other):
     pairs = zip((*first, *one, None), (*first, *other), strict=False)
     equal = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     assert common_prefix((*first, *one), (*first, *other)) == equal

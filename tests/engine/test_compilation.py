@@ -41,6 +41,8 @@ KERNEL = re.compile(r"^ *(?:buf\d+ = )?(cpp_\w+|extern_kernels\.\w+|torch\.ops\.
 HOSTS = {"cpmant", "falcon", "jetmoe", "longcat_flash", "phimoe", "xlm", "xmod"}
 
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor looks for g++ on a CPU, which is not here")
+REAL = compilation.inductor
+REQUESTS = [Request("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Request("b", (4,))]
 
 
 class Traced:
@@ -78,9 +80,7 @@ def serve_some(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("name", "graphs"), [("llama", 2), ("gemma3_text", 2), ("gpt_oss", 2), ("deepseek_v3", 4), ("gpt2", 2)]
 )
-def test_a_kind_of_layer_is_compiled_for_one_token_and_for_more_and_for_nothing_else(
-    name: str, graphs: int, traced: Traced
-) -> None:
+def test_a_kind_of_layer_is_compiled_for_one_token_and_for_more_and_for_nothing_else(name, graphs, traced):
     """Windows, sinks, norms on both sides; of DeepSeek's layers one has no experts."""
     engine = Engine(random_model(name, VOCABULARY), 128, budget=16, compiled=True)
     assert traced.graphs == graphs
@@ -111,9 +111,7 @@ def test_a_request_waits_for_no_compilation(traced: Traced) -> None:
     ],
     ids=["fails", "computes something else"],
 )
-def test_layers_that_cannot_be_compiled_run_as_they_are(
-    backend: Callable[..., Any], why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layers_that_cannot_be_compiled_run_as_they_are(backend, why, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "inductor", backend)
     engine = Engine(tiny_llama(), compiled=True)
     (said,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
@@ -174,9 +172,6 @@ def kernels_of(graph: GraphModule, inputs: Any) -> list[str]:
     return KERNEL.findall(found.partition("def call(")[2])
 
 
-REAL = compilation.inductor
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # of inductor, when it is imported
 @COMPILER
 def test_a_llama_layer_is_at_most_12_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +202,7 @@ def test_compiled_for_a_cpu(name: str, tmp_path: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("experts", [4, 64], ids=["all experts", "copies"])
 @pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3", "mixtral", "qwen3_moe"])
-def test_experts_compute_the_same_where_groups_would_wait_for_the_device(
-    name: str, experts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_compute_the_same_where_groups_would_wait_for_the_device(name, experts, monkeypatch):
     for size in ("num_experts", "num_local_experts", "n_routed_experts"):
         monkeypatch.setitem(models.RANDOM_SIZES, size, experts)
     model, ids = random_model(name, VOCABULARY), torch.tensor([TEXT[:9]])
@@ -243,9 +236,6 @@ def host_tensors_of(names: list[str]) -> dict[str, list[str]]:
 
 
 # Packed linear layers.
-
-
-REQUESTS = [Request("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Request("b", (4,))]
 
 
 def linears(model: nn.Module) -> set[type]:

@@ -22,6 +22,7 @@ from tests.engine.tiny import CONTEXT, VOCABULARY, examples, tiny_llama
 WIDTH = 48
 TEXT = (5, 9, 2, 77, 31, 8, 40)
 TREE = TokenTree((3, 4, 5, 6, 7, 8), (ROOT, ROOT, 0, 2, 1, 0))
+tokens = st.integers(0, VOCABULARY - 1)
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +111,6 @@ def test_where_no_states_come_the_drafted_ones_are_kept(layer: StateLayer) -> No
         own[len(TEXT) + at] = text.states[slot].clone()
     request = ForwardRequest("a", (*TEXT, 3, 5, 60))
     compare(layer, engine.forward([request])[0], request, own)
-
-
-tokens = st.integers(0, VOCABULARY - 1)
 
 
 @settings(max_examples=examples(25, 300), deadline=None)

@@ -22,6 +22,9 @@ from tests.engine.tiny import VOCABULARY, examples, tiny_gemma2, tiny_gpt2, tiny
 
 PROMPT = (5, 17, 3, 88, 41, 2)
 BRANCHES = tree_of([(1, 2, 3), (1, 2, 9, 4), (7, 8), (1, 60)], budget=20)
+WINDOWED = [tiny_gemma2(sliding_window=7), tiny_mistral(sliding_window=7)]  # in half of the layers, in all
+MODELS = [tiny_llama(), tiny_gpt2(), tiny_qwen2(), tiny_gemma2(), *WINDOWED]
+SMALL = 4  # extents of 64 places that all sessions share, in the random schedules
 
 
 @cache
@@ -78,9 +81,7 @@ def test_the_same_context_keeps_the_leading_nodes_of_the_tree(llama: PreTrainedM
 
 
 @pytest.mark.parametrize(("path", "rest"), [((1, 2), [(3,), (9, 4)]), ((1,), [(60,), (2, 9, 4)]), ((7,), [(8,)])])
-def test_what_follows_the_emitted_branch_is_not_computed_again(
-    llama: PreTrainedModel, path: Path, rest: list[Path]
-) -> None:
+def test_what_follows_the_emitted_branch_is_not_computed_again(llama: PreTrainedModel, path: Path, rest: list[Path]):
     engine = Engine(llama)
     serve(engine, Request("a", PROMPT, BRANCHES))
     kept = tree_of(rest, 20)
@@ -142,11 +143,6 @@ def test_a_forward_that_fails_leaves_no_trace_in_the_results(llama: PreTrainedMo
 
 
 # Partial steps, slots and other sessions' texts.
-
-
-WINDOWED = [tiny_gemma2(sliding_window=7), tiny_mistral(sliding_window=7)]  # in half of the layers, in all
-MODELS = [tiny_llama(), tiny_gpt2(), tiny_qwen2(), tiny_gemma2(), *WINDOWED]
-SMALL = 4  # extents of 64 places that all sessions share, in the random schedules
 
 
 def small(model: PreTrainedModel, places: int, graphs: bool = False, chunk: int = CHUNK) -> Engine:
@@ -213,9 +209,8 @@ def test_random_schedules(data: st.DataObject) -> None:
             engine.close(name)
             requests.pop(name, None)
         else:
-            requests[name] = _next(
-                data, requests.get(name) or data.draw(st.sampled_from([None, *requests.values()])), name, token
-            )
+            before = requests.get(name) or data.draw(st.sampled_from([None, *requests.values()]))
+            requests[name] = _next(data, before, name, token)
         names = data.draw(st.permutations(sorted(requests)))
         shares = [replace(requests[one], tokens=data.draw(st.sampled_from([1, 3, 20, 100]))) for one in names]
         admitted = {one: engine.admits(requests[one]) for one in names}
@@ -274,9 +269,7 @@ def test_a_long_text_keeps_what_its_windows_need(engine: Engine) -> None:
     assert serve(engine, Request("a", TEXT[:300], TREE)) == 300 + len(TREE)
     assert sizes(engine, "a")[-1] <= KEPT
     assert sizes(engine, "a")[:-1] in ([], [512])
-    for end in range(
-        300, 400, 8
-    ):  # the committed branch moves, and the front of the extent is moved to again and again
+    for end in range(300, 400, 8):  # the committed branch moves, again and again to the front of the extent
         context = (*TEXT[:300], *(TEXT[7], TEXT[8], 3) * 40)[:end]
         assert serve(engine, Request("a", context, tree_of([(TEXT[7], TEXT[8], 3, 1), (5, 6)], 9))) <= 15
     assert sizes(engine, "a")[-1] <= KEPT
@@ -322,9 +315,8 @@ def test_sessions_of_many_lengths_share_steps_and_wait_for_slots() -> None:
                 if not engine.admits(request):
                     denied += 1
                     engine.close(chance.choice([name for name in texts if name not in names]))
-            for request, logits in zip(
-                requests, engine.step([replace(one, tokens=30) for one in requests]), strict=True
-            ):
+            stepped = engine.step([replace(one, tokens=30) for one in requests])
+            for request, logits in zip(requests, stepped, strict=True):
                 if logits is not None:
                     admitted += 1
                     assert_right(model, request, logits)
@@ -387,19 +379,9 @@ def test_a_tree_that_would_never_have_slots_is_refused() -> None:
 def test_memory_of_gemma_3(layers: int, share: float) -> None:
     """Five of six layers have a window of 1,024 tokens, as in Gemma 3 (arXiv 2503.19786); sessions of 32k tokens."""
     length = 32_768
-    model: PreTrainedModel = Gemma3ForCausalLM(
-        Gemma3TextConfig(
-            vocab_size=64,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            sliding_window=1024,
-            max_position_embeddings=length,
-        )
-    ).eval()
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "sliding_window": 1024}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": layers}
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, max_position_embeddings=length)).eval()
     kinds = layers_of(model)
     pools = LayerPools.of(model, kinds, length, CHUNK)
     whole = KVCache.slot_bytes(kinds.shapes, torch.float32) * length

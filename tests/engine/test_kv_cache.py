@@ -30,13 +30,17 @@ from crossdraft.engine.kv_cache_manager import (
     size_for,
 )
 from crossdraft.engine.names import NumberOutOfRangeError
-from crossdraft.engine.requests import CachedTokens
+from crossdraft.engine.requests import CachedTokens, common_prefix
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.types.trees import TokenTree
 from tests.engine.tiny import examples
 
 SIZES = st.integers(0, 4).map(lambda power: UNIT << power)
+SLOTS = 14 * UNIT
+SHAPES = [LayerShape(4, 16, 16)] * 4
+LLAMA_8B = 2 * 32 * 8 * 128 * 2  # bytes of a token in Llama-3.1-8B, bfloat16: keys and values of 32 layers
+CONTEXT = 131_072
 
 
 def gap(taken: list[Extent], slots: int, size: int) -> bool:
@@ -89,14 +93,6 @@ def test_a_size_holds_what_it_is_for_and_no_smaller_one_would(slots: int) -> Non
     assert size == UNIT or size // 2 < slots
 
 
-def blocks(one: list[int], other: list[int]) -> int:
-    """First blocks that two texts have in common."""
-    count = 0
-    while len(one) >= (count + 1) * BLOCK <= len(other) and one[: (count + 1) * BLOCK] == other[: (count + 1) * BLOCK]:
-        count += 1
-    return count
-
-
 @given(st.data())
 def test_the_longest_is_found_whatever_came_and_went(data: st.DataObject) -> None:
     texts: dict[str, list[int]] = {}
@@ -113,12 +109,9 @@ def test_the_longest_is_found_whatever_came_and_went(data: st.DataObject) -> Non
         texts[owner] = before[:kept] + [token for one in data.draw(st.lists(part, max_size=4)) for token in one]
         prefixes.note(owner, texts[owner], kept)
     asked = [token for one in data.draw(st.lists(part, max_size=5)) for token in one]
-    most = max((blocks(text, asked) for text in texts.values()), default=0)
-    found = prefixes.longest(asked)
-    assert set(found) == {owner for owner in texts if most and blocks(texts[owner], asked) == most}
-
-
-SLOTS = 14 * UNIT
+    shared = {owner: common_prefix(text, asked) // BLOCK for owner, text in texts.items()}
+    most = max(shared.values(), default=0)
+    assert set(prefixes.longest(asked)) == {owner for owner, count in shared.items() if most and count == most}
 
 
 class Cells(SlotPool):
@@ -151,8 +144,7 @@ def fed(cells: Cells, manager: KVCacheManager, request: Request) -> int:
     entry = manager.allocate(request)
     assert entry is not None
     assert cells.of(entry) == entry.cached.ids
-    shared = next((n for n, (a, b) in enumerate(zip(entry.cached.ids, request.context, strict=False)) if a != b), None)
-    kept = min(len(entry.cached.ids), len(request.context)) if shared is None else shared
+    kept = common_prefix(entry.cached.ids, request.context)
     start, end = entry.extents[0].start, entry.extents[0].start + len(request.context) + len(request.tree)
     session, own = str(request.session), start + len(entry.cached.ids)
     assert set(cells.writers[own : entry.extents[0].end]) <= {None, session}  # masked places have nothing of others
@@ -281,9 +273,6 @@ def test_an_extent_grows_where_it_lies_or_moves_even_over_itself() -> None:
 # The memory of the KV cache: how much it is, and when it is taken.
 
 
-SHAPES = [LayerShape(4, 16, 16)] * 4
-
-
 def new(slots: int) -> KVCache:
     return KVCache(SHAPES, [slots], torch.float32, torch.device("cpu"))
 
@@ -315,10 +304,6 @@ def test_more_memory_than_there_is_is_refused_before_it_is_taken() -> None:
         new(1 << 50)
 
 
-LLAMA_8B = 2 * 32 * 8 * 128 * 2  # bytes of a token in Llama-3.1-8B, bfloat16: keys and values of 32 layers
-CONTEXT = 131_072
-
-
 @pytest.mark.parametrize(
     ("budget", "unused", "planned"),
     [
@@ -329,9 +314,7 @@ CONTEXT = 131_072
         (MemoryShare(), math.inf, CachePlan(4096, 4096)),  # the system does not say
     ],
 )
-def test_a_model_of_real_size_gets_the_context_that_fits(
-    budget: int | MemoryShare, unused: float, planned: CachePlan
-) -> None:
+def test_a_model_of_real_size_gets_the_context_that_fits(budget: int | MemoryShare, unused: float, planned: CachePlan):
     assert CachePlan.of(LLAMA_8B, budget, unused, CONTEXT, asked=False) == planned
 
 
@@ -349,9 +332,7 @@ def test_what_does_not_fit_says_which_numbers_do(asked: bool) -> None:
 
 
 @pytest.mark.parametrize("names", device.CONTAINER_MEMORY)
-def test_a_container_has_the_memory_that_it_is_limited_to(
-    names: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_has_the_memory_that_it_is_limited_to(names, tmp_path, monkeypatch):
     monkeypatch.setattr(device, "CONTAINER", tmp_path)
     free = available_memory()
     written = (f"{8 * MIB}\n", f"{6 * MIB}\n", f"anon {5 * MIB}\ninactive_file {MIB}\n")

@@ -28,6 +28,7 @@ MODEL = tiny_llama()
 PROMPT = (5, 17, 3)
 LETTERS = [Letters(str(token)) for token in range(VOCABULARY)]
 CLOCKS = Clocks(KeyedNoise(LETTERS, [0] * VOCABULARY), torch.device("cpu"), lengths=[*map(len, LETTERS)])
+WINDOWED = tiny_gemma2(sliding_window=9, max_position_embeddings=2048)
 
 
 def greedy(session: str, ids: tuple[int, ...], count: int) -> Job[tuple[int, ...]]:
@@ -42,9 +43,8 @@ def alone(engine: Engine, job: Job[tuple[int, ...]]) -> tuple[int, ...]:
     request = next(job)
     while True:
         try:
-            request = job.send(
-                ForwardResult(engine.forward([request])[0], 0.0, 0.0, DeviceTimer(engine.device, lambda: 0.0), 1, 0)
-            )
+            timer = DeviceTimer(engine.device, lambda: 0.0)
+            request = job.send(ForwardResult(engine.forward([request])[0], 0.0, 0.0, timer, 1, 0))
         except StopIteration as end:
             return end.value
 
@@ -71,9 +71,7 @@ async def test_jobs_that_wait_share_their_steps_and_find_what_they_find_alone(wo
 
 
 @pytest.mark.parametrize("alone_for", range(5))
-async def test_a_path_goes_on_where_others_have_interrupted_it(
-    worker: ModelThread, alone_for: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_path_goes_on_where_others_have_interrupted_it(worker, alone_for, monkeypatch):
     waiting = chain([False] * alone_for, [True], repeat(False))
     monkeypatch.setattr(worker, "_others_wait", lambda jobs: next(waiting))
     cases = [("a", PROMPT, 6), ("b", (9,), 4), ("c", PROMPT[::-1], 6)]
@@ -323,18 +321,14 @@ async def test_a_thread_with_priority_has_a_stream_of_its_own(monkeypatch, kind,
         assert used == [stream, stream]
 
 
-WINDOWED = tiny_gemma2(sliding_window=9, max_position_embeddings=2048)
-
-
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("model", [MODEL, WINDOWED], ids=["whole", "windows"])
 async def test_paths_are_the_same_in_windows_and_in_captured_forwards(model: PreTrainedModel, graphs: bool) -> None:
     worker = ModelThread(Engine(model, chunk=8, graphs=graphs))
     cases = [(name, tuple(range(3, 3 + size)), 20) for name, size in (("a", 3), ("b", 30), ("c", 61))]
     results = await gathered(worker, *(greedy_path(*case) for case in cases))
-    again = await gathered(
-        worker, *(greedy_path(name, ids, 30) for (name, *_), ids in zip(cases, results, strict=True))
-    )
+    names = [name for name, *_ in cases]
+    again = await gathered(worker, *map(greedy_path, names, results, [30] * len(names)))
     worker.close()
     assert again == [alone(Engine(model), greedy(name, ids, 50)) for name, ids, _ in cases]
 

@@ -148,9 +148,7 @@ def drawn_path(session: str, ids: tuple[int, ...], count: int, options: Sampling
 
 @pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize("names", [*((name,) for name in DRAWS), ("truncated", "truncated twice")])
-async def test_drafts_are_replays(
-    llama: PreTrainedModel, names: tuple[str, ...], pruned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_drafts_are_replays(llama, names, pruned, monkeypatch):
     """The model's own code runs at start only, and what is drawn is what is drawn without."""
     size = len(llama.get_input_embeddings().weight)
     monkeypatch.setattr(distributions, "NUCLEUS", size)
@@ -172,10 +170,8 @@ async def test_drafts_are_replays(
 
     engine = Engine(llama, graphs=True)
     engine.runner.graphs.capture_drawing(partial(standing_draws, clocks))
-    with (
-        patch.object(engine.runner, "_call", Mock(side_effect=AssertionError)),
-        patch.object(Paths, "begin", Mock(side_effect=AssertionError)),
-    ):
+    never = Mock(side_effect=AssertionError)
+    with patch.object(engine.runner, "_call", never), patch.object(Paths, "begin", never):
         found = await drawn(engine)
     assert found == await drawn(Engine(llama, graphs=False))
 
@@ -206,9 +202,7 @@ def test_sizes_are_those_that_are_named_or_none(llama: PreTrainedModel) -> None:
     assert serve(engine, Request("a", PROMPT, BRANCHES), Request("b", PROMPT * 3)) == 24 + len(BRANCHES)
 
 
-def test_sizes_go_no_further_than_steps_and_memory(
-    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sizes_go_no_further_than_steps_and_memory(llama, monkeypatch, caplog):
     monkeypatch.setattr(runner, "unused_memory", lambda *_: 8.0 * runner.LOGITS)  # MiB
     graphs = Engine(llama, graphs=True, graph_sizes=()).runner.graphs
     assert graphs.fitting(15, 1) == (1, 4, 16)
@@ -219,9 +213,7 @@ def test_sizes_go_no_further_than_steps_and_memory(
     assert "no memory is left for CUDA graphs" in caplog.text
 
 
-def test_what_is_too_large_is_not_captured_and_what_is_smaller_is(
-    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_too_large_is_not_captured_and_what_is_smaller_is(llama, monkeypatch, caplog):
     tried: list[None] = []
 
     def short(run: Callable[[], None]) -> Callable[[], None]:
@@ -258,11 +250,8 @@ def test_a_forward_may_be_run_several_times_in_one_capture(llama: PreTrainedMode
     texts, chain = {"a": PROMPT, "b": PROMPT[::-1]}, TokenTree((0,) * 3, (-1, 0, 1))
     engine.forward([Request(name, text, wanted=()) for name, text in texts.items()])
     manager, graphs, steps = engine._manager, engine.runner.graphs, []
-    plans = [
-        (entry.extents, plan_inputs(entry.cached, Request(name, text, chain)))
-        for name, text in texts.items()
-        if (entry := manager.get(name))
-    ]
+    entries = {name: manager.get(name) for name in texts}
+    plans = [(one.extents, plan_inputs(one.cached, Request(name, texts[name], chain))) for name, one in entries.items()]
     for step in range(3):
         slices = [replace(only(plan, step), extents=extents) for extents, plan in plans]
         steps.append(torch.from_numpy(numbers_of(slices, 4, (None,), [engine._cache.pools[0].padding_slot])))
@@ -330,7 +319,6 @@ def test_a_model_that_waits_for_the_device_goes_on_as_it_is(caplog: pytest.LogCa
 
 
 def nothing(run: Callable[[], None]) -> Callable[[], None]:
-    """A capture that misses all."""
     run()
     return lambda: None
 
@@ -340,25 +328,16 @@ def only_logits(run: Callable[[], None]) -> Callable[[], None]:
     run()
 
     def replay() -> None:
-        update, KVCache.update = (
-            KVCache.update,
-            lambda self, keys, values, layer, *_: (self.keys[layer], self.values[layer]),
-        )
-        try:
+        with patch.object(
+            KVCache, "update", lambda self, keys, values, layer, *_: (self.keys[layer], self.values[layer])
+        ):
             run()
-        finally:
-            KVCache.update = update
 
     return replay
 
 
 @pytest.mark.parametrize("wrong", [nothing, only_logits])
-def test_captures_that_are_wrong_are_not_used(
-    llama: PreTrainedModel,
-    wrong: runner.GraphCapture,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_captures_that_are_wrong_are_not_used(llama, wrong, caplog, monkeypatch):
     monkeypatch.setattr(runner, "capture_for", lambda _: wrong)
     engine = Engine(llama, graphs=True)
     assert engine.runner.graphs.sizes == ()
@@ -367,9 +346,7 @@ def test_captures_that_are_wrong_are_not_used(
 
 
 @pytest.mark.parametrize("error", [RuntimeError, triton.TritonError])
-def test_a_kernel_that_does_not_run_is_not_used(
-    llama: PreTrainedModel, error: type[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_does_not_run_is_not_used(llama, error, caplog, monkeypatch):
     monkeypatch.setattr(attention, "_by_kernel", Mock(side_effect=error("out of shared memory")))
     engine = Engine(llama, graphs=True)
     assert engine.runner.graphs is None
@@ -383,9 +360,8 @@ def test_long_texts_and_large_trees_go_as_they_are_among_the_others() -> None:
     assert serve(engine, Request("a", tuple(range(90)) * 3)) == 270 > SIZES[-1]
     large = TokenTree(tuple(range(MOST_NODES + 1)), tuple(number // 3 - 1 for number in range(MOST_NODES + 1)))
     serve(engine, Request("b", PROMPT, large))
-    serve(
-        engine, Request("a", (*tuple(range(90)) * 3, 5), BRANCHES), Request("b", (*PROMPT, 3)), Request("c", PROMPT * 9)
-    )
+    longer = (*tuple(range(90)) * 3, 5)
+    serve(engine, Request("a", longer, BRANCHES), Request("b", (*PROMPT, 3)), Request("c", PROMPT * 9))
 
 
 def test_answers_stay_what_they_are_while_others_are_made(llama: PreTrainedModel) -> None:
@@ -407,9 +383,7 @@ def test_no_pass_waits_for_the_device(llama: PreTrainedModel, static: bool) -> N
         engine.forward([Request("b", (PROMPT[0], 1))])
 
 
-def test_rows_are_picked_where_the_model_computes_all_of_them(
-    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_picked_where_the_model_computes_all_of_them(llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runner, "keeps_logits", lambda _: False)
     engine = Engine(llama)
     serve(engine, Request("a", PROMPT, BRANCHES, (2, 5)), Request("b", PROMPT * 2))

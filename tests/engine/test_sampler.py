@@ -47,6 +47,12 @@ LOGITS = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(5))
 KEY = NoiseKey(8, 1)
 OFFSETS = [0, 1, 1, 5]
 GREEDY = SamplingOptions(temperature=0)
+SMALL = st.floats(2**-24, 1.0, width=32)
+MANY = 300
+MANY_NOISE = KeyedNoise([Letters(str(token // 2)) for token in range(MANY)], [token % 2 for token in range(MANY)])
+CPU = torch.device("cpu")
+WORDS = st.integers(0, 2**64 - 1)
+MOMENTS = st.tuples(st.builds(NoiseKey, WORDS, st.integers(0, 2**32)), st.integers(0, 2**40))
 
 
 def draws() -> list[Draws]:
@@ -106,9 +112,7 @@ def test_logits_that_are_no_numbers_are_an_error(what: str, options: SamplingOpt
 
 @pytest.mark.parametrize("what", ["samples", "rows"])
 @pytest.mark.parametrize("options", [GREEDY, SamplingOptions()])
-def test_limits_that_leave_nothing_are_told_from_logits_that_are_no_numbers(
-    what: str, options: SamplingOptions
-) -> None:
+def test_limits_that_leave_nothing_are_told_from_logits_that_are_no_numbers(what: str, options: SamplingOptions):
     limits = replace(options, allowed_token_ids=(1,))
     mask = np.array([[0b100, *[0] * ((SIZE - 1) // 8)]] * 4, dtype=np.uint8)  # of another id
     for wrong in (None, torch.nan, torch.inf):
@@ -116,9 +120,7 @@ def test_limits_that_leave_nothing_are_told_from_logits_that_are_no_numbers(
         if wrong is not None:
             logits[1] = wrong
         limited = replace(nodes(logits, limits), mask=mask)
-        one: SamplerRequest[Any] = (
-            SampleRequest(limited, CLOCKS, KEY, OFFSETS) if what == "samples" else RowRequest(limited, 8)
-        )
+        one = SampleRequest(limited, CLOCKS, KEY, OFFSETS) if what == "samples" else RowRequest(limited, 8)
         with pytest.raises(ValueError, match="no id is left" if wrong is None else "not finite") as failed:
             result(one)
         assert isinstance(failed.value, NothingLeftError) is (wrong is None)
@@ -150,19 +152,15 @@ def by_hand(draws: Draws, ids: np.ndarray, row: np.ndarray, offset: int, count: 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("allowed", [None, np.array([2, 3, 5, 11, 13, 17])])
 @pytest.mark.parametrize("options", [SamplingOptions(), SamplingOptions(0.7, top_k=6, min_p=0.01)])
-def test_draws_from_whole_distributions_are_those_of_distributions_that_were_fetched(
-    kind: int, allowed: np.ndarray | None, options: SamplingOptions
-) -> None:
+def test_draws_from_whole_distributions_are_those_of_distributions_that_were_fetched(kind, allowed, options):
     columns = None if allowed is None else Columns.of(allowed, LOGITS.device)
     ids = np.arange(SIZE) if allowed is None else allowed
     here, there = draws()[kind], draws()[kind]
     for _ in range(10):
         found = ranked(options, here, 3, columns)
         distributions = distribution(LOGITS[:, ids], options).numpy()
-        due = [
-            by_hand(there, ids, row, offset, 0 if place else 3)
-            for place, (row, offset) in enumerate(zip(distributions, OFFSETS, strict=True))
-        ]
+        rows = enumerate(zip(distributions, OFFSETS, strict=True))
+        due = [by_hand(there, ids, row, offset, 0 if place else 3) for place, (row, offset) in rows]
         assert found == due
         (cut,) = result(DistributionRequest(LOGITS, options, 5, columns))
         each = enumerate(zip(cut, OFFSETS, strict=True))
@@ -179,13 +177,6 @@ def test_where_few_can_be_drawn_the_best_others_stand_beside() -> None:
         (first, *_) = ranked(SamplingOptions(top_k=2), draws()[number], 3)
         assert set(first[:2]) == set(order[:2])
         assert first[2:] == order[2:4]
-
-
-MANY = 300
-MANY_NOISE = KeyedNoise([Letters(str(token // 2)) for token in range(MANY)], [token % 2 for token in range(MANY)])
-CPU = torch.device("cpu")
-WORDS = st.integers(0, 2**64 - 1)
-MOMENTS = st.tuples(st.builds(NoiseKey, WORDS, st.integers(0, 2**32)), st.integers(0, 2**40))
 
 
 def mixed(word: int) -> int:
@@ -212,9 +203,6 @@ def test_arrivals_are_those_of_the_noise(at: list[tuple[NoiseKey, int]]) -> None
     assert np.stack(made, axis=1).tolist() == [list(moment(*each)) for each in at]
     for row, (key, offset) in zip(found, at, strict=True):
         np.testing.assert_allclose(row.numpy(), MANY_NOISE.exponentials(key, offset), rtol=4e-16)
-
-
-SMALL = st.floats(2**-24, 1.0, width=32)
 
 
 @given(st.lists(st.tuples(MOMENTS, st.lists(st.just(0.0) | SMALL, min_size=9, max_size=9).filter(any)), min_size=1))
@@ -255,9 +243,7 @@ PATH_OPTIONS = {
 @pytest.mark.parametrize("width", [0, 8])
 @pytest.mark.parametrize("allowed", [None, np.arange(1, MANY, 3)])
 @pytest.mark.parametrize("options", PATH_OPTIONS.values(), ids=PATH_OPTIONS)
-def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(
-    options: SamplingOptions, allowed: np.ndarray | None, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(options, allowed, width, monkeypatch):
     """What a step does to tensors is noted, as a CUDA graph does it, and done again for other logits."""
     monkeypatch.setattr(distributions, "NUCLEUS", MANY)
     clocks = Clocks(MANY_NOISE, CPU, lengths=[1 + token % 3 for token in range(MANY)])
@@ -265,9 +251,9 @@ def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(
     columns = None if allowed is None else Columns.of(allowed, CPU)
     logits = torch.randn(4, 5, MANY, generator=torch.Generator().manual_seed(2)) * 3
     forward = ForwardRequest(0, (1,), more=2)
+    rest = width, columns
     requests = [
-        PathRequest(row[None], forward, options, clocks, (NoiseKey(place), 4), width, columns)
-        for place, row in enumerate(logits[0])
+        PathRequest(row[None], forward, options, clocks, (NoiseKey(at), 4), *rest) for at, row in enumerate(logits[0])
     ]
     paths, here = Paths(requests), torch.empty(5, MANY)
     paths.begin()
@@ -403,19 +389,10 @@ def check(requests: list[SamplerRequest]) -> None:
 def test_a_targets_answers_do_not_depend_on_others(size: int, options: SamplingOptions, flat: bool) -> None:
     clocks = clocks_of(size)
     every = [nodes_of(logits, options) for logits in logits_of(size, flat)]
-    check(
-        [
-            SampleRequest(nodes, clocks, NoiseKey(place), range(len(nodes.logits)), 5)
-            for place, nodes in enumerate(every)
-        ]
-    )
-    check([RowRequest(nodes, 8) for nodes in every])
-    check(
-        [
-            RowRequest(nodes, 8, [np.array([5, 0, 5])[: place + 1] for place, _ in enumerate(nodes.logits)])
-            for nodes in every
-        ]
-    )
+    check([SampleRequest(one, clocks, NoiseKey(key), range(len(one.logits)), 5) for key, one in enumerate(every)])
+    check([RowRequest(one, 8) for one in every])
+    listed = [np.array([5, 0, 5])[:size] for size in (1, 2, 3)]
+    check([RowRequest(one, 8, listed[: len(one.logits)]) for one in every])
 
 
 def test_sessions_with_other_biases_and_bans_run_together_each_as_alone() -> None:
@@ -446,11 +423,10 @@ def test_a_drafters_answers_do_not_depend_on_others(size: int, options: Sampling
     check([DistributionRequest(logits, options, 0, allowed) for logits in every])
     full = [(place, logits) for place, logits in enumerate(every) if len(logits)]
     for beside in (0, 4):
+        at = [[(NoiseKey(place), row) for row in range(len(logits))] for place, logits in full]
         keyed = [
-            DrawRequest(
-                logits, options, clocks, [(NoiseKey(place), at) for at in range(len(logits))], True, beside, allowed
-            )
-            for place, logits in full
+            DrawRequest(logits, options, clocks, each, True, beside, allowed)
+            for (_, logits), each in zip(full, at, strict=True)
         ]
         random = [replace(one, keyed=False) for one in keyed]
         rows = [[replace(one, row_width=8) for one in draws] for draws in (keyed, random)]
@@ -509,12 +485,7 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
 
 def test_sessions_with_other_truncations_each_draw_as_alone() -> None:
     """What is left out for one session is not left out for another in the same step."""
-    every = [
-        SamplingOptions(0.7),
-        SamplingOptions(0.7, top_p=0.3),
-        SamplingOptions(1.5, top_k=9, min_p=0.2),
-        SamplingOptions(temperature=0),
-    ]
+    every = [SamplingOptions(0.7), SamplingOptions(0.7, top_p=0.3), SamplingOptions(1.5, top_k=9, min_p=0.2), GREEDY]
     for order in (every, every[::-1]):
         shared = [logits[:1].expand(2, -1) for logits in logits_of(300, False)[:1] * 4]
         some = [nodes_of(logits, options) for logits, options in zip(shared, order, strict=True)]

@@ -1,6 +1,5 @@
 """The engine that runs each session by the model's own cache, against plain forwards; recurrent models and others."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -92,9 +91,7 @@ def test_a_long_prompt_is_computed_in_parts(name: str) -> None:
     [[(one, two, two) for one in range(8) for two in range(3)], [(1,) * depth + (2,) for depth in range(30)]],
     ids=["wide", "forks after each other"],
 )
-def test_a_large_tree_needs_no_more_states_than_a_session_has(
-    paths: list[Ids], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_tree_needs_no_more_states_than_a_session_has(paths: list[Ids], monkeypatch: pytest.MonkeyPatch):
     engine, most = made("gptj"), []
     compute = engine._computed  # type: ignore[attr-defined]
 
@@ -173,13 +170,6 @@ def test_a_budget_that_holds_no_session_says_what_to_change() -> None:
     assert 64 < made("gptj", budget=3).max_length < 512  # what fits, where no length was asked for
 
 
-def texts(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    found = [*prompts]
-    for _ in range(count):
-        found = [(*ids, int(plain(model, ids).argmax())) for ids in found]
-    return found
-
-
 async def test_sessions_that_do_not_all_fit_take_turns_and_find_the_same() -> None:
     engine = made("gptj", budget=3)
     one = engine._size(len(LONG))
@@ -189,5 +179,7 @@ async def test_sessions_that_do_not_all_fit_take_turns_and_find_the_same() -> No
     prompts = [(number, *LONG[:30]) for number in range(4)]
     found = await gathered(thread, *(greedy(str(number), ids, 6) for number, ids in enumerate(prompts)))
     thread.close()
-    assert [*found] == texts(engine.model, prompts, 6)
+    for _ in range(6):
+        prompts = [(*ids, int(plain(engine.model, ids).argmax())) for ids in prompts]
+    assert [*found] == prompts
     assert thread.preemptions > 0

@@ -5,19 +5,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+import transformers
+from transformers import PreTrainedModel
 
 from crossdraft.engine.device import fetched
 from crossdraft.engine.distributions import Columns, History, LogitsProcessor, Nodes
@@ -46,6 +35,14 @@ def result(*requests: SamplerRequest[R]) -> Sequence[R]:
     return fetched(requests[0].launch(requests))
 
 
+def generated(model: PreTrainedModel, ids: Sequence[int], count: int) -> list[int]:
+    """What transformers itself generates greedily."""
+    given = torch.tensor([ids])
+    settings = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+    with torch.inference_mode():
+        return model.generate(given, attention_mask=torch.ones_like(given), **settings)[0, len(ids) :].tolist()
+
+
 def drafting_distributions(
     logits: torch.Tensor, options: SamplingOptions, row_width: int, allowed: Columns | None = None
 ) -> Sequence[Distribution]:
@@ -58,19 +55,20 @@ def drafting_distributions(
 def tiny_llama(**changes: object) -> PreTrainedModel:
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     settings = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-    return seeded(LlamaForCausalLM, LlamaConfig(**{**settings, **changes}))
+    return seeded(transformers.LlamaForCausalLM, transformers.LlamaConfig(**{**settings, **changes}))
 
 
 def tiny_gpt2() -> PreTrainedModel:
     return seeded(
-        GPT2LMHeadModel, GPT2Config(n_embd=48, n_layer=3, n_head=4, vocab_size=VOCABULARY, n_positions=CONTEXT)
+        transformers.GPT2LMHeadModel,
+        transformers.GPT2Config(n_embd=48, n_layer=3, n_head=4, vocab_size=VOCABULARY, n_positions=CONTEXT),
     )
 
 
 def tiny_qwen2(**changes: object) -> PreTrainedModel:
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     settings = {**sizes, "num_key_value_heads": 1, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-    return seeded(Qwen2ForCausalLM, Qwen2Config(**{**settings, **changes}))
+    return seeded(transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**{**settings, **changes}))
 
 
 def tiny_gemma2(**changes: object) -> PreTrainedModel:
@@ -78,13 +76,13 @@ def tiny_gemma2(**changes: object) -> PreTrainedModel:
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     heads = {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0}
     settings = {**sizes, **heads, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-    return seeded(Gemma2ForCausalLM, Gemma2Config(**{**settings, **changes}))
+    return seeded(transformers.Gemma2ForCausalLM, transformers.Gemma2Config(**{**settings, **changes}))
 
 
 def tiny_mistral(**changes: object) -> PreTrainedModel:
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     settings = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-    return seeded(MistralForCausalLM, MistralConfig(**{**settings, **changes}))
+    return seeded(transformers.MistralForCausalLM, transformers.MistralConfig(**{**settings, **changes}))
 
 
 def seeded(kind: type[PreTrainedModel], config: object) -> PreTrainedModel:

@@ -22,15 +22,8 @@ class Cluster:
         self.authority = issued((), "", days, now=begins)
         (folder / "ca.pem").write_bytes(self.authority.pem[0])
 
-    def files(
-        self,
-        name: str,
-        hosts: tuple[str, ...] = LOOPBACK,
-        use: str = "both",
-        begins: datetime | None = None,
-        days: int = 10,
-    ) -> TlsFiles:
-        """The files of one side; written anew if they are there."""
+    def files(self, name: str, hosts: tuple[str, ...] = LOOPBACK, use: str = "both", begins=None, days=10) -> TlsFiles:
+        """The files of one side, valid from that time on for so many days; written anew if they are there."""
         return self.write(name, issued(hosts, use, days, self.authority, begins))
 
     def write(self, name: str, made: Issued) -> TlsFiles:

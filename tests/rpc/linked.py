@@ -39,8 +39,6 @@ def one_pass(number: int, *committed: int, nodes: int = 0) -> plain.Pass:
 
 
 class News:
-    """Something that changes, and is waited for."""
-
     def __init__(self) -> None:
         self._news = asyncio.Event()
 
@@ -132,9 +130,7 @@ class PuppetService:
 class RawLink:
     """A client's side of a link, which sends whatever a test wants."""
 
-    def __init__(
-        self, address: str, role: RoleCodec[Any, Any, Any] = TARGET, options: Any = (), known: str = ""
-    ) -> None:
+    def __init__(self, address: str, role: RoleCodec[Any, Any, Any] = TARGET, options: Any = (), known: str = ""):
         self._address = address
         self._metadata = ((codec.DESCRIBED, known),) if known else ()
         self._options = (("grpc.use_local_subchannel_pool", 1), *options)
@@ -157,22 +153,18 @@ class RawLink:
         await self._channel.close()
 
     async def send(self, *messages: tuple[int, Any]) -> None:
-        """One frame."""
         await self.send_raw(self.frame(*messages))
 
     def frame(self, *messages: tuple[int, Any]) -> bytes:
-        """As it is sent."""
         return self._codec.encode(messages)
 
     async def finish(self) -> None:
-        """Ends this side of it."""
         if isinstance(self._channel, MemoryChannel):
             self.call._requests.put_nowait(None)
         else:
             await self.call.done_writing()
 
     async def send_raw(self, raw: bytes) -> None:
-        """One frame, which may be none."""
         await self.call.write(raw)
 
     async def receive(self) -> tuple[int, Any]:
@@ -185,7 +177,6 @@ class RawLink:
         return self._came.popleft()
 
     async def received(self, count: int) -> list[tuple[int, Any]]:
-        """So many messages."""
         return [await self.receive() for _ in range(count)]
 
     async def ended(self) -> tuple[grpc.StatusCode, str]:
@@ -232,23 +223,18 @@ class RawService:
 
 
 class RawStream:
-    """One link of such a service."""
-
     def __init__(self, codec: FrameCodec[Any, Any], context: Any) -> None:
         self.codec = codec
         self.over: asyncio.Future[tuple[grpc.StatusCode, str]] = asyncio.get_running_loop().create_future()
         self._context = context
 
     async def send(self, *messages: tuple[int, Any]) -> None:
-        """One frame."""
         await self._context.write(self.codec.encode(messages))
 
     async def send_raw(self, raw: bytes) -> None:
-        """One frame, which may be none."""
         await self._context.write(raw)
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, text: str = "") -> None:
-        """Ends it."""
         self.over.set_result((code, text))
 
 
@@ -262,13 +248,9 @@ async def raw_service(role: RoleCodec[Any, Any, Any] = TARGET) -> AsyncIterator[
         yield service, here.address
         await here.drain(0)
         return
-    handlers = {
-        "Describe": grpc.unary_unary_rpc_method_handler(service.describe),
-        role.stream: grpc.stream_stream_rpc_method_handler(service.link),
-    }
-    endpoint = Endpoint(
-        Listening(grace_seconds=0), {role.service: grpc.method_handlers_generic_handler(role.service, handlers)}
-    )
+    handlers = {"Describe": grpc.unary_unary_rpc_method_handler(service.describe)}
+    handlers |= {role.stream: grpc.stream_stream_rpc_method_handler(service.link)}
+    endpoint = Endpoint(AT_ONCE, {role.service: grpc.method_handlers_generic_handler(role.service, handlers)})
     address = await endpoint.start()
     try:
         yield service, address
@@ -304,14 +286,13 @@ class Heard:
 
 
 async def all_lost(heard: Iterable[Heard]) -> list[ServiceError]:
-    """Why each was lost, once all are."""
     for one in heard:
         await one.news.until(lambda one=one: one.errors)  # type: ignore[misc]
     return [error for one in heard for error in one.errors]
 
 
 class Direct:
-    """A service's session without a link, whose replies wait until the test takes them.
+    """A service's session without a link, whose replies wait until the test takes them; it is told as `Replies` are.
 
     Args:
         make: makes the session, which tells its replies here.
@@ -326,28 +307,23 @@ class Direct:
         self.session = make(self)
 
     def send(self, reply: Any, within: float = 0.0, join: Callable[[Any, Any], Any] | None = None) -> None:
-        """As in `Replies`."""
         self.withins.append(within)
         joined = join(self.waiting[-1], reply) if join is not None and self.waiting else None
         self.waiting[-1:] = [*self.waiting[-1:], reply] if joined is None else [joined]
         self.news.changed()
 
     def working(self) -> None:
-        """As in `Replies`."""
         self.signs += 1
         self.news.changed()
 
     def drop(self) -> None:
-        """As in `Replies`."""
         self.waiting.clear()
 
     def fail(self, error: BaseException) -> None:
-        """As in `Replies`."""
         self.error = error
         self.news.changed()
 
     def ask(self, *requests: Any) -> None:
-        """Requests that come at once."""
         for request in requests:
             self.session.receive(request)
 
@@ -362,12 +338,10 @@ class Direct:
         return reply
 
     async def answer(self, request: Any) -> Any:
-        """The next reply after a request."""
         self.ask(request)
         return await self.receive()
 
     def close(self) -> None:
-        """Nothing more is wanted of it."""
         self.session.close()
 
 

@@ -70,14 +70,12 @@ class ServiceSession:
     # As `ask`; the reply is checked against what was asked.
 
     async def run(self, request: Pass) -> PassDone:
-        """One pass."""
         done = await self.ask(request)
         assert isinstance(done, PassDone), done
         assert (done.number, len(done.nodes)) == (request.number, len(request.answered))
         return done
 
     async def draw(self, request: Pass) -> AsyncGenerator[PassDone, None]:
-        """The replies to a run, as they come."""
         await self.send(request)
         more = True
         while more:
@@ -113,8 +111,6 @@ class ServiceSession:
 
 
 class Opening:
-    """A client that opens such sessions."""
-
     async def open(self: Any, request: Any) -> ServiceSession:
         """An open session, to be used by one task; raises ServiceError. Close it, or use `session`."""
         if self.description is None:

@@ -41,6 +41,10 @@ from crossdraft.v1 import common_pb2, drafter_pb2, generation_pb2, target_pb2
 from crossdraft.verification.prefixes import MAX_ASKED
 from tests.rpc.values import SIZE, column, lists
 
+STEP = 1 / GRID
+NO_PROMPT = "there is no prompt; give text, ids or a chat"
+REQUESTED, REPLIED, TEXT = generation.decode_request, generation.decode_reply, {"text": "x"}
+
 
 def one_of(decode: Any, frame: Any) -> Any:
     """The only message of a frame."""
@@ -102,23 +106,15 @@ def test_letters_are_what_was_meant_or_refused(raw):
 
 
 def test_ids_of_the_target_are_left_to_those_who_know_them():
-    reply = drafter_pb2.Drafted(
-        tokens=[SIZE], target_ids=True, branches=[drafter_pb2.Branch(number=1, letters=b"a", tokens=[SIZE])]
-    )
+    reply = {"tokens": [SIZE], "target_ids": True, "branches": [branch(tokens=[SIZE])]}
     got = one_of(DRAFTER.replies.decode, of_drafter(drafted=reply))
-    assert (got.draft_tokens[0].token, got.draft_tokens[0].whose, got.branches[0].tokens) == (
-        SIZE,
-        Whose.TARGET,
-        (SIZE,),
-    )
+    (one,) = got.draft_tokens
+    assert (one.token, one.whose, got.branches[0].tokens) == (SIZE, Whose.TARGET, (SIZE,))
 
 
 def test_a_duration_longer_than_a_message_holds_is_the_longest():
     ((_, got),) = DRAFTER.replies.decode(DRAFTER.replies.encode([(1, Drafted(1, (), 1e9))]), SIZE)
     assert got.seconds == pytest.approx(2**32 / 1e6, abs=1e-5)
-
-
-STEP = 1 / GRID
 
 
 def travelled(*rows: Row) -> list[Row]:
@@ -129,9 +125,8 @@ def travelled(*rows: Row) -> list[Row]:
 @given(st.lists(st.integers(0, 2**MAX_BITS - 1) | st.integers(0, 9), max_size=40))
 def test_numbers_survive_in_as_few_bytes_as_the_largest_needs(listed):
     message = column(*listed)
-    assert (
-        codec.decode_numbers(common_pb2.Numbers.FromString(message.SerializeToString()), "numbers").tolist() == listed
-    )
+    sent = common_pb2.Numbers.FromString(message.SerializeToString())
+    assert codec.decode_numbers(sent, "numbers").tolist() == listed
     if listed:
         assert len(message.data) == len(listed) * max(1, -(-max(listed).bit_length() // 8))
 
@@ -156,17 +151,14 @@ def test_a_probability_does_not_depend_on_what_else_is_listed():
     distribution /= distribution.sum()
     head, more = np.arange(64), np.array([900, 70, 4000])
     short = Row(head, distribution[:64], float(distribution[64:].sum()))
-    listed = Row(
-        np.append(head, more),
-        np.append(distribution[:64], distribution[more]),
-        float(distribution[64:].sum() - distribution[more].sum()),
-    )
+    both = np.append(head, more)
+    listed = Row(both, distribution[both], float(distribution[64:].sum() - distribution[more].sum()))
     got = travelled(short, listed)
     assert got[0].probabilities.tolist() == got[1].probabilities[:64].tolist()
     assert got[0].tail == pytest.approx(got[1].tail + got[1].probabilities[64:].sum(), abs=1e-15)
 
 
-def test_rows_of_every_length_come_one_after_another():
+def test_every_row_comes_with_its_length_and_tail() -> None:
     lengths = (0, 1, LEADING - 1, LEADING, LEADING + 1, 40, 0)
     sent = [Row(np.arange(count), np.full(count, 2.0**-10), 1 - count * 2.0**-10) for count in lengths]
     got = travelled(*sent)
@@ -213,16 +205,9 @@ LOGGED = {
     "likely": [1],
     "likely_log_probabilities": [-1],
 }
-TOO_LIKELY = {
-    "tokens": [1],
-    "log_probabilities": [-1],
-    "likely": [1],
-    "likely_log_probabilities": [0.5],
-    "likely_counts": [1],
-}
-LIKELY = {"tokens": [1, 2], "log_probabilities": [-1, -1], "likely": [1, 2], "likely_log_probabilities": [-1, -1]}
-
 ONE = {"tokens": [1], "log_probabilities": [-1]}
+TOO_LIKELY = {**ONE, "likely": [1], "likely_log_probabilities": [0.5], "likely_counts": [1]}
+LIKELY = {"tokens": [1, 2], "log_probabilities": [-1, -1], "likely": [1, 2], "likely_log_probabilities": [-1, -1]}
 
 
 def passing(listed: common_pb2.IdLists | None = None, **changes: object) -> Any:
@@ -312,12 +297,7 @@ TARGET_REPLIES = [
     (of_target({"rows": LOGGED | {"likely": []}}, done={"rows": 1}), "rows has 0 likely ids and 1 values"),
     (of_target({"rows": LOGGED | {"likely": [SIZE]}}, done={"rows": 1}), "rows.likely has the id 300"),
     (done(number=1), "done needs rows or samples"),
-    (
-        of_target(
-            {"rows": ROWS, "samples": {"tokens": [1], "log_probabilities": [-1]}}, done={"rows": 1, "samples": 1}
-        ),
-        "rows or samples",
-    ),
+    (of_target({"rows": ROWS, "samples": ONE}, done={"rows": 1, "samples": 1}), "rows or samples"),
     (done(samples={"tokens": [1], "log_probabilities": [0.5]}), "log-probability that is not at most 0"),
     (done(samples={"tokens": [1], "log_probabilities": [float("nan")]}), "log-probability that is not at most 0"),
     (done(samples={"tokens": [SIZE], "log_probabilities": [-1]}), "samples.tokens has the id 300"),
@@ -407,9 +387,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("decode", "bad", "complaint"), [(decode, *case) for decode, cases in REFUSED.items() for case in cases]
-)
+@pytest.mark.parametrize(("decode", "bad", "complaint"), [(one, *case) for one in REFUSED for case in REFUSED[one]])
 def test_what_means_nothing_or_asks_for_too_much_is_refused(decode, bad, complaint):
     with pytest.raises(BadMessage, match=complaint):
         one_of(decode, bad)
@@ -493,9 +471,8 @@ REQUESTS = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     **dict.fromkeys(("min_draft_tokens", "branches", "branch_width"), st.none() | FEW),
     **dict.fromkeys(("num_speculative_tokens", "max_tokens", "paths", "head", "row_width"), FEW),
-    **dict.fromkeys(
-        ("ignore_eos", "include_stop_str_in_output", "allow_inexact", "audit", "speculation"), st.booleans()
-    ),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output"), st.booleans()),
+    **dict.fromkeys(("allow_inexact", "audit", "speculation"), st.booleans()),
 )
 
 
@@ -508,14 +485,11 @@ def test_requests(asked: Generate) -> None:
 def test_what_is_left_out_is_told_from_what_is_the_default() -> None:
     usual = SamplingOptions(1.0, 0, 1.0, 0.0, 1.0)
     own = SamplingDefaults(0.5, 20, 0.8, 0.1, 1.05, 700)
+    named, filled = SamplingOptions(top_p=1.0, presence_penalty=1.0), SamplingOptions(0.5, 20, 0.8, 0.1, 1.05)
     for options, tokens, due in (
         ({"options": usual, "max_tokens": 128}, 128, usual),
-        ({}, 700, SamplingOptions(0.5, 20, 0.8, 0.1, 1.05)),
-        (
-            {"options": SamplingOptions(top_p=1.0, presence_penalty=1.0)},
-            700,
-            replace(own.fill(SamplingOptions()), top_p=1.0, presence_penalty=1.0),
-        ),
+        ({}, 700, filled),
+        ({"options": named}, 700, replace(filled, top_p=1.0, presence_penalty=1.0)),
     ):
         sent = generation.encode_request(Generate(GenerationRequest("x", **options))).SerializeToString()
         got = with_defaults(generation.decode_request(generation_pb2.GenerateRequest.FromString(sent)).request, own)
@@ -551,32 +525,18 @@ def test_tokens(tokens: Committed) -> None:
     assert generation.decode_reply(generation_pb2.GenerateReply.FromString(sent)) == tokens
 
 
-NO_PROMPT = "there is no prompt; give text, ids or a chat"
-REQUESTED, REPLIED = generation.decode_request, generation.decode_reply
-
-
 @pytest.mark.parametrize(
     ("decode", "message", "error", "complaint"),
     [
         *((REQUESTED, one, BadMessage, NO_PROMPT) for one in ({}, {"ids": {}}, {"chat": {}})),
-        (REQUESTED, {"text": "x", "overlap": 7}, BadMessage, "overlap has the value 7; known are AUTO, ON, OFF"),
-        (
-            REQUESTED,
-            {"text": "x", "options": {"temperature": -1}},
-            BadMessage,
-            "options: temperature must be 0 or more",
-        ),
+        (REQUESTED, TEXT | {"overlap": 7}, BadMessage, "overlap has the value 7; known are AUTO, ON, OFF"),
+        (REQUESTED, TEXT | {"options": {"temperature": -1}}, BadMessage, "options: temperature must be 0 or more"),
         (REPLIED, {"token": {"id": 1}}, BadMessage, r"token\.kind is not set"),
         (REPLIED, {"ended": {}}, BadMessage, r"ended\.reason is not set"),
         (REPLIED, {}, BadMessage, "one of prompt, token and ended"),
-        (REQUESTED, {"text": "x", "num_speculative_tokens": 65}, BadRequest, "must be between 1 and 64, got 65"),
-        (
-            REQUESTED,
-            {"text": "x", "max_tokens": 2**31},
-            BadRequest,
-            r"max_tokens must be between 0 and 2\*\*31 - 1, got",
-        ),
-        (REQUESTED, {"text": "x", "overlap": 2, "max_draft_tokens": 3}, BadRequest, "has no effect with overlap off"),
+        (REQUESTED, TEXT | {"num_speculative_tokens": 65}, BadRequest, "must be between 1 and 64, got 65"),
+        (REQUESTED, TEXT | {"max_tokens": 2**31}, BadRequest, r"max_tokens must be between 0 and 2\*\*31 - 1, got"),
+        (REQUESTED, TEXT | {"overlap": 2, "max_draft_tokens": 3}, BadRequest, "has no effect with overlap off"),
     ],
 )
 def test_what_means_nothing_or_cannot_be_is_refused(decode, message, error, complaint):
@@ -608,7 +568,6 @@ def test_what_does_not_fit_its_field_is_named(name: str, value: object) -> None:
 def test_defaults_of_sampling_are_unset_and_what_truncates_is_the_drafters_too() -> None:
     sent = {one.name for one, _ in codec.encode_options(SamplingOptions()).ListFields()}
     assert sent == {"temperature", "top_p", "repetition_penalty"}  # as older services have these
-    whole = SamplingOptions(
-        0.5, 7, 0.9, 0.1, 1.2, 0.3, 0.4, min_tokens=5, logit_bias=((1, 2.0),), allowed_token_ids=(1,), end_ids=(3,)
-    )
+    lists = {"logit_bias": ((1, 2.0),), "allowed_token_ids": (1,), "end_ids": (3,)}
+    whole = SamplingOptions(0.5, 7, 0.9, 0.1, 1.2, 0.3, 0.4, min_tokens=5, **lists)
     assert whole.of_drafter == SamplingOptions(0.5, 7, 0.9, 0.1)

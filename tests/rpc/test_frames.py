@@ -3,7 +3,7 @@
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -27,7 +27,6 @@ from tests.rpc.values import SIZE
 
 MUTATIONS = 10_000 if FULL else 2_000  # of all kinds of frames together
 Messages = list[tuple[int, Any]]
-Decode = Callable[[bytes], Iterable[tuple[int, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,23 +52,20 @@ def plain(value: object) -> object:
     return [type(value).__name__, *(plain(getattr(value, name)) for name in fields)]
 
 
-def begun(request: object) -> object:
-    return (
-        dataclasses.replace(request, request_id="req-1") if isinstance(request, OpenTarget | OpenDrafter) else request
-    )
+def requested(requests: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """With ids in openings, and ends of sessions."""
+    openings = OpenTarget | OpenDrafter
+    named = requests.map(lambda one: dataclasses.replace(one, request_id="r1") if isinstance(one, openings) else one)
+    return named | st.just(EndSession())
 
 
 ended = st.builds(SessionEnded, st.integers(0, 16), st.text(max_size=8))
 to_target, of_target = TARGET.client(SIZE), TARGET.server(SIZE)
 to_drafter, of_drafter = DRAFTER.client(SIZE), DRAFTER.server(SIZE)
 DIRECTIONS = {
-    "to a target": Direction(
-        to_target, of_target, target_pb2.VerifyRequests, values.target_requests.map(begun) | st.just(EndSession())
-    ),
+    "to a target": Direction(to_target, of_target, target_pb2.VerifyRequests, requested(values.target_requests)),
     "of a target": Direction(of_target, to_target, target_pb2.VerifyReplies, values.target_replies | ended),
-    "to a drafter": Direction(
-        to_drafter, of_drafter, drafter_pb2.DraftRequests, values.drafter_requests.map(begun) | st.just(EndSession())
-    ),
+    "to a drafter": Direction(to_drafter, of_drafter, drafter_pb2.DraftRequests, requested(values.drafter_requests)),
     "of a drafter": Direction(of_drafter, to_drafter, drafter_pb2.DraftReplies, values.drafter_replies | ended),
 }
 every_direction = pytest.mark.parametrize("direction", DIRECTIONS.values(), ids=DIRECTIONS)
@@ -155,11 +151,11 @@ def test_messages_that_name_more_or_less_than_the_columns_have_spoil_their_frame
 def test_a_message_that_means_nothing_is_its_sessions_own(direction: Direction, data: st.DataObject) -> None:
     before, after = (data.draw(st.lists(st.tuples(numbers, direction.messages), max_size=3)) for _ in range(2))
     frame = direction.frame.FromString(direction.writes.encode(before))
-    which = frame.requests if hasattr(frame, "requests") else frame.replies
-    which.add(session=77)
+    kind = "requests" if hasattr(frame, "requests") else "replies"
+    getattr(frame, kind).add(session=77)
     frame.MergeFrom(direction.frame.FromString(direction.writes.encode([])))
     later = direction.frame.FromString(direction.writes.encode(after))
-    which.extend(later.requests if hasattr(later, "requests") else later.replies)
+    getattr(frame, kind).extend(getattr(later, kind))
     if any(field.name in ("rows", "samples", "listed") for field, _ in later.ListFields()):
         return  # columns of two frames are not joined by a copy
     got = list(direction.reads.decode(frame.SerializeToString()))

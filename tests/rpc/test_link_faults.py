@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,13 +51,16 @@ pytestmark = pytest.mark.usefixtures("carried")
 INVALID, NOT_DUE, TOO_LONG = (
     code.value[0] for code in (StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION, StatusCode.OUT_OF_RANGE)
 )
+NAN = Row(np.array([1, 2]), np.array([np.nan, 0.5]), 0.5)
+WIDE = Row(np.arange(MIB), np.full(MIB, 2.0**-24), 1 - 2.0**-4)
+BAD_REPLY = target_pb2.VerifyReplies(replies=[{"session": 1, "done": {"number": 1}}]).SerializeToString()
+Numbered = tuple[int, ...]  # what is sent: numbers that may be joined
 
 
 @asynccontextmanager
 async def serving(service: PuppetService, limit: MessageLimit | None = None, **limits: Any) -> AsyncIterator[Server]:
-    listening = Listening(
-        port=linked.PORT, grace_seconds=0, sessions=SessionOptions(**limits), limit=limit or MessageLimit()
-    )
+    sessions, limit = SessionOptions(**limits), limit or MessageLimit()
+    listening = Listening(port=linked.PORT, grace_seconds=0, sessions=sessions, limit=limit)
     async with Server(TARGET, service, listening) as server:
         yield server
 
@@ -74,13 +77,11 @@ async def link(service: PuppetService) -> AsyncIterator[RawLink]:
 
 
 async def opened(link: RawLink, *numbers: int) -> None:
-    """Sessions with these numbers."""
     await link.send(*((number, OPEN) for number in numbers))
     assert sorted(await link.received(len(numbers))) == [(number, Opened("f1")) for number in sorted(numbers)]
 
 
 async def goes_on(link: RawLink, session: int, number: int = 1) -> None:
-    """A session answers a pass."""
     await link.send((session, one_pass(number)))
     got, done = await link.receive()
     assert (got, done.number) == (session, number)
@@ -188,9 +189,8 @@ def begins(token: int) -> OpenTarget:
 
 async def test_what_comes_for_a_session_that_has_ended_or_never_was_is_ignored(link, service):
     await opened(link, 1, 2)
-    await link.send(
-        (1, EndSession()), (1, one_pass(1)), (1, EndSession()), (7, one_pass(1)), (8, EndSession()), (2, one_pass(1))
-    )
+    await link.send((1, EndSession()), (1, one_pass(1)), (1, EndSession()), (7, one_pass(1)), (8, EndSession()))
+    await link.send((2, one_pass(1)))
     assert (await link.receive())[0] == 2
     await goes_on(link, 2, 2)
     assert (service.sessions[0].closed, service.sessions[0].asked) == (1, [])
@@ -227,10 +227,6 @@ async def test_an_error_of_a_service_ends_one_session(link, service, error, code
     service.refuses = None
     await goes_on(link, 2)
     assert ("a session failed" in caplog.text) == isinstance(error, ZeroDivisionError)
-
-
-NAN = Row(np.array([1, 2]), np.array([np.nan, 0.5]), 0.5)
-WIDE = Row(np.arange(MIB), np.full(MIB, 2.0**-24), 1 - 2.0**-4)
 
 
 @pytest.mark.parametrize(
@@ -380,12 +376,12 @@ async def test_while_a_large_frame_is_read_other_links_go_on_and_its_own_stays_i
             assert read.wait(HANGS)
         return TARGET.requests.decode(raw, size)
 
-    limits = Listening(port=linked.PORT, grace_seconds=0)
-    async with (
-        Server(replace(TARGET, requests=SimpleNamespace(decode=decode)), service, limits) as server,
-        RawLink(server.address) as busy,
-        RawLink(server.address) as good,
-    ):
+    role, limits = (
+        replace(TARGET, requests=SimpleNamespace(decode=decode)),
+        Listening(port=linked.PORT, grace_seconds=0),
+    )
+    serving = Server(role, service, limits)
+    async with serving as server, RawLink(server.address) as busy, RawLink(server.address) as good:
         await opened(busy, 1)
         await opened(good, 1)
         await busy.send((1, one_pass(1, *(7,) * (MAX_IN_LOOP + 1))))
@@ -523,18 +519,17 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
         await asyncio.gather(flooding, return_exceptions=True)
 
 
-async def test_a_session_whose_replies_nobody_reads_is_ended(service):
+async def test_a_session_whose_replies_nobody_reads_is_ended(link, service):
     def answer(session: PuppetSession, request: Any) -> None:
         for _ in range(handlers.MAX_UNREAD_REPLIES + 1):
             session.replies.send(PassDone(request.number, (ROW,), 0.0))
 
     service.answer = answer
-    async with serving(service) as server, RawLink(server.address) as link:
-        await opened(link, 1)
-        await link.send((1, one_pass(1)))
-        number, ended = await link.receive()
-        assert (number, service.closed) == (1, 1)
-        assert "replies wait: the client does not read them" in ended.text
+    await opened(link, 1)
+    await link.send((1, one_pass(1)))
+    number, ended = await link.receive()
+    assert (number, service.closed) == (1, 1)
+    assert "replies wait: the client does not read them" in ended.text
 
 
 async def test_a_client_that_reads_again_gets_what_waits_for_it(service, few_waiting):
@@ -596,9 +591,6 @@ async def begun(service: Any, client: TargetClient, count: int) -> tuple[Any, li
 
 def done(number: int) -> PassDone:
     return PassDone(number, (ROW,), 0.001)
-
-
-BAD_REPLY = target_pb2.VerifyReplies(replies=[{"session": 1, "done": {"number": 1}}]).SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -786,7 +778,7 @@ async def test_a_service_that_says_that_it_works_is_waited_for_and_lost_when_it_
         assert type(heard.errors[0]) is errors.TimedOut
 
 
-async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(service):
+async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(link, service):
     """However long nobody reads it: a client that does not read is not ended for that."""
     outbox: list[Any] = []
 
@@ -797,12 +789,11 @@ async def test_what_a_service_says_of_its_work_takes_the_place_of_what_waits(ser
         answered(session, request)
 
     service.answer = answer
-    async with serving(service) as server, RawLink(server.address) as link:
-        await opened(link, 1)
-        await link.send((1, one_pass(1)))
-        assert await link.receive() == (1, Opened("f1"))
-        assert (await link.receive())[1].number == 1
-        assert outbox == [1]
+    await opened(link, 1)
+    await link.send((1, one_pass(1)))
+    assert await link.receive() == (1, Opened("f1"))
+    assert (await link.receive())[1].number == 1
+    assert outbox == [1]
 
 
 async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service):
@@ -829,20 +820,6 @@ async def test_a_service_that_drains_lets_sessions_go_on_and_begins_none(service
 # Messages of one session stay in order.
 
 
-@dataclass(frozen=True)
-class Small:
-    """A limit that a few messages reach."""
-
-    bytes: int = 100
-    frame_bytes: int = 100
-
-    def __str__(self) -> str:
-        return "limit"
-
-
-Numbered = tuple[int, ...]  # what is sent: numbers that may be joined
-
-
 def encode_numbered(messages: Any) -> bytes:
     if any(13 in message for _, message in messages):
         raise ValueError("13 cannot be sent")
@@ -851,7 +828,7 @@ def encode_numbered(messages: Any) -> bytes:
 
 def an_outbox(refused: Any = lambda *_: None, encode: Any = encode_numbered, weight: Any = sum) -> Outbox[Numbered]:
     codec: FrameCodec[Numbered, Any] = FrameCodec(encode, lambda raw: (), weight)
-    return Outbox(codec, Small(), refused)  # type: ignore[arg-type]
+    return Outbox(codec, SimpleNamespace(bytes=100, frame_bytes=100), refused)  # type: ignore[arg-type]
 
 
 def joined(before: Numbered, after: Numbered) -> Numbered | None:
@@ -868,11 +845,7 @@ operations = st.one_of(
 
 @settings(max_examples=60)
 @given(st.lists(operations, max_size=60), st.integers(0, 1))
-def test_messages_of_a_session_stay_in_order_however_frames_are_made(done_in_turn, light):
-    asyncio.run(_in_turn(done_in_turn, light))
-
-
-async def _in_turn(done_in_turn: list[Any], light: int) -> None:
+async def test_messages_of_a_session_stay_in_order_however_frames_are_made(done_in_turn, light):
     put: dict[int, list[int]] = {number: [] for number in range(4)}
     gone: dict[int, list[int]] = {number: [] for number in range(4)}  # left, dropped or refused
     frames: list[int] = []
@@ -958,10 +931,8 @@ async def test_messages_may_wait_for_less_than_a_tick_of_the_clock(seconds: floa
 
 async def test_messages_share_no_frame_that_is_too_large_for_several():
     frames: list[int] = []
-    codec: FrameCodec[int, Any] = FrameCodec(
-        lambda messages: bytes(sum(size for _, size in messages)), lambda raw: (), lambda message: 1
-    )
-    outbox: Outbox[int] = Outbox(codec, MessageLimit(), lambda *_: None)
+    encode = lambda messages: bytes(sum(size for _, size in messages))  # noqa: E731
+    outbox: Outbox[int] = Outbox(FrameCodec(encode, lambda raw: (), lambda _: 1), MessageLimit(), lambda *_: None)
     parts: list[int] = []
 
     async def send(raw: bytes) -> None:
@@ -1005,9 +976,8 @@ async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link
     await opened(link, *numbers)
     await link.send(*((number, one_pass(1)) for number in numbers))
     raw = await link.call.read()
-    assert [(number, type(reply)) for number, reply in TARGET.client(None).decode(raw)] == [
-        (number, PassDone) for number in numbers
-    ]
+    found = TARGET.client(None).decode(raw)
+    assert [(number, type(reply)) for number, reply in found] == [(number, PassDone) for number in numbers]
 
 
 async def test_what_all_sessions_make_of_a_frame_leaves_as_one_frame(monkeypatch):
@@ -1015,9 +985,8 @@ async def test_what_all_sessions_make_of_a_frame_leaves_as_one_frame(monkeypatch
     async with a_client() as (service, client):
         stream, heard, sessions = await begun(service, client, 32)
         for one, session in zip(heard, sessions, strict=True):  # what each sends depends on its reply
-            monkeypatch.setattr(
-                one, "received", lambda reply, session=session: session.send(one_pass(1 + reply.number))
-            )
+            told = lambda reply, session=session: session.send(one_pass(1 + reply.number))  # noqa: E731
+            monkeypatch.setattr(one, "received", told)
         await stream.send(*((number, done(1)) for number in range(1, 33)))
         _, asked = await service.frame()
         assert [(number, request.number) for number, request in asked] == [(number, 2) for number in range(1, 33)]

@@ -53,12 +53,8 @@ async def opened(client: TargetClient) -> ServiceSession:
 
 @pytest.mark.parametrize("under_way", [pytest.param(True, marks=pytest.mark.full), False])
 async def test_a_link_that_forwards_nothing_is_noticed_on_both_sides_and_used_again(under_way):
-    service = PuppetService()
-    async with (
-        Server(TARGET, service, AT_ONCE) as server,
-        Link(server.address) as link,
-        TargetClient(link.address) as client,
-    ):
+    serving = Server(TARGET, service := PuppetService(), AT_ONCE)
+    async with serving as server, Link(server.address) as link, TargetClient(link.address) as client:
         session = await opened(client)
         if under_way:
             await session.send(one_pass(1, SLOW))

@@ -35,6 +35,10 @@ from tests.rpc.certificates import LOOPBACK, Cluster
 from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, PuppetService, one_pass
 from tests.rpc.sessions import DrafterClient, TargetClient
 
+UNLIMITED = Listening(grace_seconds=0, sessions=SessionOptions(idle_seconds=86_400.0))
+BEGUN = OpenDrafter(NOTHING, SamplingOptions(), None, 0)
+LATE, FRESH = (Drafted(epoch, (), 0.0, branches=(Branch(1, 0, Letters("a"), (1,)),)) for epoch in (1, 2))
+
 
 async def serving(address: str, service: str) -> int:
     async with grpc.aio.insecure_channel(address) as channel:
@@ -101,9 +105,8 @@ async def test_a_server_has_ended_once_its_calls_have():
     endpoint = Endpoint(AT_ONCE, {"a.Service": grpc.method_handlers_generic_handler("a.Service", handlers)})
     async with grpc.aio.insecure_channel(await endpoint.start()) as channel:
         call = channel.unary_unary("/a.Service/Call")(b"", timeout=60)
-        await asyncio.wait(
-            [asyncio.ensure_future(begun.wait()), asyncio.ensure_future(call.code())], return_when="FIRST_COMPLETED"
-        )
+        first = [asyncio.ensure_future(one) for one in (begun.wait(), call.code())]
+        await asyncio.wait(first, return_when="FIRST_COMPLETED")
         await endpoint.drain()
         assert ended
         assert await call.code() != grpc.StatusCode.OK
@@ -166,9 +169,10 @@ def test_peers_without_sessions_are_forgotten():
     assert not activity._peers
 
 
-@pytest.mark.parametrize("given", ["a", "req-1", "chatcmpl-9:x._-", "0" * MAX_LENGTH])
-def test_ids_of_clients_are_kept(given: str) -> None:
-    assert request_id(given) == given
+def test_ids_of_clients_are_kept_and_where_none_is_given_one_is_made() -> None:
+    made = {request_id() for _ in range(50)}
+    assert len(made) == 50
+    assert all(request_id(one) == one for one in ("a", "req-1", "chatcmpl-9:x._-", "0" * MAX_LENGTH, *made))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +181,6 @@ def test_ids_of_clients_are_kept(given: str) -> None:
 def test_ids_that_could_spoil_a_line_are_refused(given: str) -> None:
     with pytest.raises(RequestIdError, match=r"x-request-id.*1 to 128 characters"):
         request_id(given)
-
-
-def test_an_id_is_made_where_none_is_given() -> None:
-    made = {request_id() for _ in range(50)}
-    assert len(made) == 50
-    assert all(request_id(one) == one for one in made)
 
 
 async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.LogCaptureFixture) -> None:
@@ -237,9 +235,6 @@ def test_names_of_errors_are_as_many_as_their_classes() -> None:
     assert errors.name_of(errors.ContextTooLong("text")) == "context_too_long"
     assert errors.name_of(More("any text")) == "bad_message"
     assert errors.name_of(ZeroDivisionError("any text")) == "internal"
-
-
-UNLIMITED = Listening(grace_seconds=0, sessions=SessionOptions(idle_seconds=86_400.0))
 
 
 @pytest.fixture
@@ -299,10 +294,6 @@ async def test_a_service_that_came_back_with_another_model_is_noticed(client, se
         assert (await session.run(one_pass(1, nodes=1))).number == 1
 
 
-BEGUN = OpenDrafter(NOTHING, SamplingOptions(), None, 0)
-LATE, FRESH = (Drafted(epoch, (), 0.0, branches=(Branch(1, 0, Letters("a"), (1,)),)) for epoch in (1, 2))
-
-
 @pytest.mark.usefixtures("carried")
 async def test_replies_that_are_dropped_before_they_leave_never_arrive():
     service = PuppetService(answer=None)
@@ -324,15 +315,6 @@ async def test_what_is_small_is_done_in_the_loop_and_the_rest_in_a_thread() -> N
     assert await beside.run(SMALL, threading.get_ident) == threading.get_ident()
     for size in (SMALL + 1, LARGE):
         assert await beside.run(size, threading.get_ident) != threading.get_ident()
-
-
-async def test_the_loop_goes_on_while_work_is_done_beside_it() -> None:
-    beside, ended = Beside("tests"), threading.Event()
-    work = asyncio.create_task(beside.run(LARGE, ended.wait))
-    await asyncio.to_thread(lambda: None)  # the loop runs
-    assert not work.done()
-    ended.set()
-    assert await work
 
 
 async def test_a_small_request_does_not_wait_for_large_ones() -> None:

@@ -11,9 +11,11 @@ from weakref import ref
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
+    KeySerializationEncryption,
     NoEncryption,
     PrivateFormat,
     load_pem_private_key,
@@ -112,10 +114,8 @@ async def test_a_renewed_certificate_is_served_to_new_connections_without_a_rest
 
 async def test_a_clients_renewed_certificate_is_shown_to_new_sessions_without_a_restart(cluster, caplog):
     files = cluster.files("orchestrator", days=1)
-    async with (
-        serving(cluster.files("target")) as server,
-        TargetClient(server.address, tls=RenewedCredentials(files)) as client,
-    ):
+    renewed = RenewedCredentials(files)
+    async with serving(cluster.files("target")) as server, TargetClient(server.address, tls=renewed) as client:
         before = client.channel
         async with client.session(OPEN) as session:
             assert client.channel is before
@@ -135,10 +135,8 @@ async def test_a_clients_renewed_certificate_is_shown_to_new_sessions_without_a_
 
 async def test_a_connection_that_is_not_used_any_more_ends(cluster):
     files = cluster.files("orchestrator")
-    async with (
-        serving(cluster.files("target")) as server,
-        TargetClient(server.address, tls=RenewedCredentials(files)) as client,
-    ):
+    renewed = RenewedCredentials(files)
+    async with serving(cluster.files("target")) as server, TargetClient(server.address, tls=renewed) as client:
         async with client.session(OPEN) as session:
             before, link = ref(client.channel), client._link
             cluster.files("orchestrator")
@@ -167,12 +165,6 @@ def test_which_hosts_are_of_this_machine_only():
     assert not any(Listening(host).local for host in ("10.0.0.1", "node1"))
 
 
-def changed(files: TlsFiles, **contents: bytes) -> TlsFiles:
-    for name, content in contents.items():
-        getattr(files, name).write_bytes(content)
-    return files
-
-
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])
 def test_each_file_must_be_there_and_be_what_it_is_for(cluster, name):
     files = cluster.files("target")
@@ -196,34 +188,40 @@ def test_a_key_of_another_user(cluster):
         files.load()
 
 
-def test_a_key_of_another_certificate(cluster):
-    files, other = cluster.files("target"), cluster.files("drafter")
-    with pytest.raises(TlsError, match=r"the key .*drafter.key does not belong to the certificate .*target.pem"):
-        replace(files, key=other.key).load()
+def with_key(files: TlsFiles, encryption: KeySerializationEncryption, key: PrivateKeyTypes | None = None) -> TlsFiles:
+    key = key or load_pem_private_key(files.key.read_bytes(), None)
+    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    return files
 
 
-def test_dates_are_checked(cluster, tmp_path):
-    with pytest.raises(TlsError, match=r"target.pem has expired on .* UTC: renew it with `crossdraft certs"):
-        cluster.files("target", begins=PAST).load()
-    with pytest.raises(TlsError, match=r"target.pem is not valid before .* UTC: check this machine's clock"):
-        cluster.files("target", begins=FUTURE).load()
-    ended = Cluster(tmp_path / "ended", begins=PAST, days=15)
-    with pytest.raises(TlsError, match=r"ca.pem has expired"):
-        ended.files("target", begins=PAST).load()
+FOREIGN = Ed25519PrivateKey.generate()  # of a kind that gRPC could not use
 
 
-def test_a_hosts_certificate_is_no_ca(cluster):
-    files = cluster.files("target")
-    with pytest.raises(TlsError, match="is not the certificate of a CA"):
-        replace(files, ca=files.certificate).load()
-
-
-def test_keys_that_grpc_could_not_use(cluster):
-    files = cluster.files("target")
-    key = load_pem_private_key(files.key.read_bytes(), None)
-    form = PrivateFormat.PKCS8
-    with pytest.raises(TlsError, match="is encrypted: write it without a passphrase"):
-        changed(files, key=key.private_bytes(Encoding.PEM, form, BestAvailableEncryption(b"secret"))).load()
-    foreign = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, form, NoEncryption())
-    with pytest.raises(TlsError, match="use one of P-256 or RSA"):
-        changed(files, key=foreign).load()
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (
+            lambda ca: replace(ca.files("target"), key=ca.files("drafter").key),
+            r"the key .*drafter.key does not belong to the certificate .*target.pem",
+        ),
+        (
+            lambda ca: ca.files("target", begins=PAST),
+            r"target.pem has expired on .* UTC: renew it with `crossdraft certs",
+        ),
+        (
+            lambda ca: ca.files("target", begins=FUTURE),
+            r"target.pem is not valid before .* UTC: check this machine's clock",
+        ),
+        (lambda ca: Cluster(ca.folder / "ended", PAST, 15).files("target", begins=PAST), "ca.pem has expired"),
+        (lambda ca: replace(ca.files("a"), ca=ca.files("b").certificate), "is not the certificate of a CA"),
+        (
+            lambda ca: with_key(ca.files("a"), BestAvailableEncryption(b"x")),
+            "is encrypted: write it without a passphrase",
+        ),
+        (lambda ca: with_key(ca.files("a"), NoEncryption(), FOREIGN), "use one of P-256 or RSA"),
+    ],
+    ids=["another key", "expired", "not yet valid", "of an expired CA", "of no CA", "encrypted", "not for gRPC"],
+)
+def test_files_that_cannot_be_used_are_refused_before_they_are(cluster, make, complaint):
+    with pytest.raises(TlsError, match=complaint):
+        make(cluster).load()

@@ -47,6 +47,7 @@ options = st.builds(
     end_ids=st.lists(ids, max_size=3).map(tuple),
     grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), st.text(min_size=1, max_size=9)),
 )
+log_probabilities = st.floats(-1e4, 0, width=32)
 
 
 @st.composite
@@ -95,9 +96,6 @@ def drafts_made(draw: st.DrawFn) -> tuple[DraftToken, ...]:
     return tuple(DraftToken(draw(st.sampled_from(row.ids[row.probabilities > 0].tolist())), row, whose) for row in made)
 
 
-log_probabilities = st.floats(-1e4, 0, width=32)
-
-
 @st.composite
 def samples(draw: st.DrawFn) -> list[plain.Sample]:
     """Of one pass: each with as many likely ids."""
@@ -116,14 +114,13 @@ maybe_logged = rows() | rows().flatmap(lambda row: logged(row, 2))
 scored = samples().flatmap(
     lambda found: st.tuples(*(st.integers(0, 1000).map(lambda rank, one=one: replace(one, rank=rank)) for one in found))
 )
-hidden = st.sets(st.integers(0, 2**40), max_size=4).map(
-    lambda places: plain.HiddenStates(tuple(sorted(places)), b"abcdef" * len(places))
-)
+offsets = st.integers(0, 2**40)
+hidden = st.sets(offsets, max_size=4).map(lambda at: plain.HiddenStates(tuple(sorted(at)), b"abcdef" * len(at)))
 nodes = st.lists(maybe_logged, min_size=1, max_size=4) | samples()
 target_requests = st.one_of(
     st.builds(
         plain.OpenTarget,
-        st.lists(ids, min_size=1, max_size=6).map(tuple),
+        id_tuples.filter(bool),
         options,
         noise,
         st.integers(0, 1000),
@@ -191,9 +188,7 @@ drafts = st.builds(
     least_likely=st.floats(0, 1),
     hidden=hidden,
 )
-branches = st.builds(
-    plain.Branch, numbers, st.integers(0, 2**63), letters.filter(bool), st.lists(ids, min_size=1, max_size=6).map(tuple)
-)
+branches = st.builds(plain.Branch, numbers, st.integers(0, 2**63), letters.filter(bool), id_tuples.filter(bool))
 drafter_requests = st.one_of(
     openings(),
     drafts,

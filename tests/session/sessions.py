@@ -117,7 +117,6 @@ def played(session: Session, out: list[events.Command], target: ToyTarget) -> li
 
 
 def snapshot(session: Session) -> str:
-    """All that a session knows, as a text."""
     return repr(spelled(session, 0))
 
 
@@ -164,11 +163,9 @@ class Followed(Session):
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         taken, before = admits(event, self.state, self._lane_of(event)), self.states()
         commands = super().handle(event, now)
-        came = (
-            {event.lane: event.reply if isinstance(event, events.Replied) else event} if hasattr(event, "lane") else {}
-        )
+        came = event.reply if isinstance(event, events.Replied) else event
         for lane, after in self.states().items():
-            messages = [came[lane]] if taken and lane in came else []
+            messages = [came] if taken and lane == getattr(event, "lane", None) else []
             messages += [one.request for one in commands if isinstance(one, events.Send) and one.lane == lane]
             assert after in self._led(before.get(lane, after), messages)
         return commands

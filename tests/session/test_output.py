@@ -30,6 +30,7 @@ from tests.verification.test_overlapped_distributions import LENGTH, Runs
 from tests.verification.toys import EXACT, NESTED, SAME, TOYS, Act, Overlapped, Schedule, Toy
 
 PAIR = pair_of(("a", "b", "ab", "c"), ("a",), stops=(3,))
+STOP = {"stop": (Letters("ba"),)}
 
 
 def written(ids: tuple[int, ...], min_tokens: int = 0, **settings: object) -> tuple[int, str]:
@@ -48,9 +49,6 @@ def written(ids: tuple[int, ...], min_tokens: int = 0, **settings: object) -> tu
                 assert "where the output had ended" in fault_of_committed(asking(given, committed=ids[: count + 1]))
             return count, text
     raise AssertionError("it has no end")
-
-
-STOP = {"stop": (Letters("ba"),)}
 
 
 @pytest.mark.parametrize(
@@ -210,10 +208,11 @@ def test_what_cannot_have_been_committed_is_said() -> None:
     ):
         with pytest.raises(RequestError, match=complaint):
             resolve(request, stopping)
-    assert resolve(GenerationRequest("x", committed=(*ids, stop)), stopping).request.committed == (*ids, stop)
-    assert (
-        resolve(GenerationRequest("x", committed=(stop, *ids), ignore_eos=True), stopping).request.committed[0] == stop
-    )
+    for request in (
+        GenerationRequest("x", committed=(*ids, stop)),
+        GenerationRequest("x", committed=(stop, *ids), ignore_eos=True),
+    ):
+        assert resolve(request, stopping).request.committed == request.committed
     for wrong in ((-1,), (1.5,), [1]):
         with pytest.raises(RequestError, match="committed must be"):
             GenerationRequest("x", committed=wrong)  # type: ignore[arg-type]

@@ -41,11 +41,17 @@ SHARED = [name for name, method in METHODS.items() if method.shared_only or meth
 INEXACT = [name for name, method in METHODS.items() if not method.exact]
 ALLOWED = {"allow_inexact": True}
 UNSEEDABLE = [name for name, method in METHODS.items() if method.exact and not method.seedable]
+OWN = SamplingDefaults(0.0, 20, 0.8, 0.1, 1.05, 700, 900)
 
 
 def models(target: str = "gpt2", drafter: str = "llama2", **changes: object) -> known.Models:
     about, other = kind(target).described(controls=()), kind(drafter).described(controls=(), **changes)
     return known.Models.of(about, other)
+
+
+def alone() -> known.Models:
+    """The same target without a drafter."""
+    return known.Models(models().target, models().tokenization)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +65,6 @@ def test_an_inexact_method_must_be_allowed_and_a_seed_needs_one_that_takes_it(me
     with pytest.raises(RequestError, match=complaint):
         resolve(request, models())
     assert known.requested_method(replace(request, **change)) is METHODS[method]
-
-
-OWN = SamplingDefaults(0.0, 20, 0.8, 0.1, 1.05, 700, 900)
 
 
 def owning(own: SamplingDefaults = OWN) -> known.Models:
@@ -165,12 +168,14 @@ def test_a_drafter_that_reads_hidden_states_needs_the_target_that_they_are_of() 
         assert Pipeline.gain(pipeline, GenerationRequest("x"), 1.0) is None  # no automatic choice takes it
 
 
-def test_no_method_is_refused_where_there_is_no_drafter() -> None:
-    about = kind("gpt2").described(controls=())
-    alone = known.Models(about, known.tokenization_of(about, Side.TARGET))
+def test_without_a_drafter_nothing_is_drafted_any_method_is_taken_and_only_an_audit_refused() -> None:
     for name in METHODS:
-        request = GenerationRequest("x", method=name, allow_inexact=True)
-        assert resolve(request, alone).open_drafter is None
+        assert resolve(GenerationRequest("x", method=name, allow_inexact=True), alone()).open_drafter is None
+    for overlap in Overlap:
+        assert resolve(GenerationRequest("x", overlap=overlap), alone()).controller.choose(0.0).max_draft_tokens == 0
+    assert resolve(GenerationRequest("x"), alone()).audit is None
+    with pytest.raises(RequestError, match="audit needs a drafter"):
+        resolve(GenerationRequest("x", audit=True), alone())
 
 
 @pytest.mark.parametrize(
@@ -203,13 +208,6 @@ def test_an_audit_keys_the_draws_and_asks_for_rows() -> None:
         assert audited.open_drafter.audited == audited.audit.each_epoch == (not method.keyed)
         # Shared with the target only where the method wants it so.
         assert (audited.open_drafter.noise == audited.open_target.noise) == method.keyed
-
-
-def test_an_audit_needs_a_drafter() -> None:
-    alone = known.Models(models().target, models().tokenization)
-    assert resolve(GenerationRequest("x"), alone).audit is None
-    with pytest.raises(RequestError, match="audit needs a drafter"):
-        resolve(GenerationRequest("x", audit=True), alone)
 
 
 @pytest.mark.parametrize(
@@ -357,9 +355,8 @@ def test_the_salt_is_the_scope_of_the_drafter_and_bytes_may_be_more() -> None:
     for copies in (False, True):
         found = resolve(GenerationRequest("Hello", cache_salt="mine", method="slem"), models(copies=copies))
         assert found.open_drafter.scope == "mine"
-        assert found.controller.arms == (
-            arms_for(64, rounds_only=True, copies=True) if copies else arms_for(trees=trees)
-        )
+        due = arms_for(64, rounds_only=True, copies=True) if copies else arms_for(trees=trees)
+        assert found.controller.arms == due
 
 
 def test_outputs_share_the_controller_of_their_target() -> None:
@@ -372,12 +369,6 @@ def test_two_targets_are_held_only_for_speculation() -> None:
     for speculation, addresses, lanes in ((False, 2, 1), (True, 0, 1), (True, 1, 1), (True, 2, 2), (True, 5, 2)):
         request = GenerationRequest("x", speculation=speculation)
         assert resolve(request, models(), targets=addresses).targets == lanes
-
-
-def test_without_a_drafter_nothing_is_drafted() -> None:
-    alone = known.Models(models().target, models().tokenization)
-    for overlap in Overlap:
-        assert resolve(GenerationRequest("x", overlap=overlap), alone).controller.choose(0.0).max_draft_tokens == 0
 
 
 def test_the_same_secrets_give_the_same_session() -> None:

@@ -29,13 +29,15 @@ from tests.session import sessions
 from tests.tables import DrafterLane, pair_of
 from tests.verification.toys import InTurn, Turns
 
+OTHER = sessions.TARGET + 1  # the second lane where no drafter is wanted
+PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
+GOING_ON = Emit(0, Kind.ACCEPTED)
+
 
 def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
     session = sessions.fetching()
-    out = session.handle(
-        events.Replied(sessions.TARGET, messages.RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.0, 0.5, 0.5])))),
-        1.0,
-    )
+    fetched = messages.RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.0, 0.5, 0.5])))
+    out = session.handle(events.Replied(sessions.TARGET, fetched), 1.0)
     assert session.counts.rows_completed == 1
     assert out[0].kind is Kind.CORRECTED
 
@@ -51,9 +53,8 @@ def test_without_its_drafter_the_session_decodes_plainly(lost: events.Event) -> 
     assert session.counts.drafter_lost
     assert session.counts.drafters_lost == 1
     assert isinstance(lost, events.Lost) or out[0] == events.Close(sessions.DRAFTER, "no answer within 30 s")
-    assert [command.lane for command in out if isinstance(command, events.Open)] == [
-        sessions.DRAFTER + 1
-    ]  # it is tried again
+    again = [command.lane for command in out if isinstance(command, events.Open)]
+    assert again == [sessions.DRAFTER + 1]
     assert len(sessions.emitted(sessions.played(session, out, toys()[0]))) == 12
     assert session.handle(events.Replied(sessions.DRAFTER, messages.Drafted(1, (), 0.0)), 33.0) == []
 
@@ -108,9 +109,6 @@ def test_without_any_target_for_too_long_the_session_fails() -> None:
     finish = sessions.end(session.handle(events.Expired(events.Timer.TARGET, timer.number), 32.0))
     assert finish.reason is events.Reason.FAILED
     assert finish.error is GONE
-
-
-def test_the_first_target_has_a_deadline_too() -> None:
     finish = sessions.end(sessions.started().handle(events.Expired(events.Timer.TARGET, 1), 30.0))
     assert finish.reason is events.Reason.FAILED
     assert isinstance(finish.error, TimeoutError)
@@ -177,9 +175,6 @@ def test_before_its_first_drafter_has_opened_a_session_asks_for_rows() -> None:
     assert not sent.draws
     with pytest.raises(events.IllegalEventError, match=r"^PassDone \(number 1, .*\) was not asked for"):
         session.handle(sessions.told(1), 1.0)  # a draw
-
-
-OTHER = sessions.TARGET + 1  # the second lane where no drafter is wanted
 
 
 @pytest.mark.parametrize(
@@ -340,9 +335,8 @@ def test_a_run_goes_on_when_half_of_it_is_drawn() -> None:
     assert sessions.requests(session.handle(sessions.told(*[1] * 15), 1.0)) == []
     assert sessions.requests(session.handle(sessions.told(1, first=15), 2.0)) == [messages.RunTo(1, 64)]
     assert sessions.requests(session.handle(sessions.told(*[0] * 31, first=16), 3.0)) == []
-    assert sessions.requests(session.handle(sessions.told(0, first=47), 4.0)) == [
-        messages.RunTo(1, 90)
-    ]  # no more than may be emitted
+    further = sessions.requests(session.handle(sessions.told(0, first=47), 4.0))
+    assert further == [messages.RunTo(1, 90)]  # no more than may be emitted
     out = session.handle(sessions.told(*[1] * 42, first=48, more=False), 5.0)
     assert sessions.end(out).reason is events.Reason.LENGTH
     assert (session.counts.tokens, session.counts.passes, session.counts.runs) == (90, 90, 1)
@@ -368,12 +362,6 @@ def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:
     assert session.counts.scores == 1
 
 
-def after_scoring(session: Session, first: events.Event) -> tuple[list[object], events.Finished]:
-    """Plays on without a drafter after an event that came instead of scores."""
-    out = sessions.played(session, session.handle(first, 31.0), toys(SLRS)[0])
-    return list(out), sessions.end(out)
-
-
 FAULTS: list[tuple[events.Event, str]] = [
     (events.Lost(sessions.DRAFTER, GONE), "gone"),
     (events.Expired(events.Timer.DRAFTER, 1), "no answer within 30 s"),
@@ -387,8 +375,8 @@ FAULTS: list[tuple[events.Event, str]] = [
 @pytest.mark.parametrize(("event", "reason"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_without_its_drafter_the_epoch_ends_and_it_decodes_plainly(event: events.Event, reason: str) -> None:
     session, _ = sessions.scoring()
-    out, finish = after_scoring(session, event)
-    assert reason in finish.counts.drafter_lost
+    out = sessions.played(session, session.handle(event, 31.0), toys(SLRS)[0])
+    assert reason in sessions.end(out).counts.drafter_lost
     assert len(sessions.emitted(out)) == 12
     assert {command.kind for command in sessions.emitted(out)} == {Kind.BONUS}
     assert {command.epoch for command in sessions.emitted(out)}.isdisjoint({1})
@@ -407,10 +395,8 @@ def test_another_drafter_is_not_asked_about_the_draft_of_one_that_was_lost() -> 
     session.start(0.0)
     session.handle(events.Ready(sessions.TARGET), 0.0)
     draft = sessions.only(messages.Draft, session.handle(events.Ready(sessions.DRAFTER), 0.0))
-    sent = sessions.only(
-        messages.Pass,
-        session.handle(events.Replied(sessions.DRAFTER, DrafterLane(drafter, rows=True).answer(draft)), 0.0),
-    )
+    reply = DrafterLane(drafter, rows=True).answer(draft)
+    sent = sessions.only(messages.Pass, session.handle(events.Replied(sessions.DRAFTER, reply), 0.0))
     session.handle(events.Lost(sessions.DRAFTER, GONE), 1.0)
     session.handle(events.Ready(sessions.DRAFTER + 1), 2.0)
     asked = sessions.requests(session.handle(events.Replied(sessions.TARGET, target.run(sent)), 3.0))
@@ -425,9 +411,6 @@ def test_an_older_timer_does_not_end_the_wait_for_scores() -> None:
     (timer,) = session.handle(events.Expired(events.Timer.DRAFTER, 1), 29.0)
     assert timer == events.SetTimer(events.Timer.DRAFTER, 2, 1.0)
     assert sessions.emitted(session.handle(scored(score.epoch, 0.5), 29.5))
-
-
-PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
 
 
 def test_each_place_has_its_own_share() -> None:
@@ -472,9 +455,6 @@ def epoch(step: Refused | Emit, start: int = 2) -> Epoch:
     made.extend((DraftToken(0), DraftToken(2), DraftToken(0)))
     made.begin(walk(Ground(PAIR, RandomChooser(np.random.default_rng(0)), start)))
     return made
-
-
-GOING_ON = Emit(0, Kind.ACCEPTED)
 
 
 @pytest.mark.parametrize(

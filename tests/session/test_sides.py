@@ -59,6 +59,11 @@ from tests.tables import pair_of
 from tests.verification.toys import InTurn, Turns, row_of
 
 ONES = Row.certain(1)
+ZEROS = Row.certain(0)
+PAIR = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
+BRANCHING = Choice(2, 1, branch_depth=1)
+BRANCH_2 = Branch(2, 5, Letters("a"), (1,))
+BRANCH_3 = Branch(3, 6, Letters("b"), (2,))
 
 
 def passing(choice: Choice, targets: int = 1) -> tuple[Session, Turns, Pass]:
@@ -251,9 +256,6 @@ def test_a_block_goes_on_as_far_as_a_pass_has_covered_the_draft() -> None:
     assert fetched.covers((4,))
 
 
-ZEROS = Row.certain(0)
-
-
 def test_what_a_controller_is_told() -> None:
     session, controller, _ = passing(Choice(2, 1))
     session.handle(Replied(DRAFTER, drafted(1)), 3.0)
@@ -309,11 +311,17 @@ def test_a_drafter_that_is_told_again_knows_what_it_drafted() -> None:
     assert (draft.epoch, draft.offset, draft.letters) == (2, 1, Letters("a"))
 
 
-def test_an_empty_reply_puts_off_no_deadline() -> None:
+@pytest.mark.parametrize(
+    ("draft_tokens", "why"),
+    [((), "it sent a reply without anything in it"), ((DraftToken(1, None),), "without the whole row")],
+)
+def test_a_reply_of_no_use_costs_the_drafter_its_session(draft_tokens: tuple[DraftToken, ...], why: str) -> None:
+    """An empty one puts off no deadline, and what nobody could verify is in no pass."""
     session, controller, _ = passing(Choice(3, 1))
-    session.handle(Replied(DRAFTER, Drafted(1, (), 0.0, first=1)), 3.0)
-    assert session.counts.drafter_lost == "it sent a reply without anything in it"
+    out = session.handle(Replied(DRAFTER, Drafted(1, draft_tokens, 0.0, first=1)), 3.0)
+    assert why in session.counts.drafter_lost
     assert controller.seen[-1] == Lifecycle.DRAFTER_WENT
+    assert not [request for request in requests(out) if isinstance(request, Pass)]
 
 
 def test_what_comes_twice_puts_off_no_deadline() -> None:
@@ -337,13 +345,6 @@ def test_an_epoch_keeps_no_rows_of_what_the_output_has_passed() -> None:
     assert epoch.passed(4) == 2
     assert [draft_token.row for draft_token in epoch.guessed(2)] == [ZEROS]
     assert (epoch.beyond(2), epoch.beyond(4)) == (3, 1)
-
-
-def test_draft_tokens_that_nobody_could_verify_cost_the_drafter_its_session() -> None:
-    session, _, _ = passing(Choice(3, 1))
-    out = session.handle(Replied(DRAFTER, Drafted(1, (DraftToken(1, None),), 0.0, first=1)), 3.0)
-    assert "without the whole row" in session.counts.drafter_lost
-    assert not [request for request in requests(out) if isinstance(request, Pass)]
 
 
 def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
@@ -379,20 +380,12 @@ def test_a_drafter_is_told_when_its_draft_is_of_no_use_any_more() -> None:
     assert [one for one in sent if isinstance(one, Advance)] == [Advance(1, 0)]
     assert session.handle(Expired(Timer.DRAFTER, 1), 32.0) == []
     run = next(one for one in sent if isinstance(one, Pass) and one.draws)
-    asked = session.handle(Replied(TARGET, drawn(run, 3)), 100.0)
+    over = PassDone(run.number, (Sample(1, 0.0),), 0.5)  # after one token
+    asked = session.handle(Replied(TARGET, over), 100.0)
     (again,) = (one for one in requests(asked) if isinstance(one, Draft))
     (timer,) = (one for one in asked if isinstance(one, SetTimer) and one.timer is Timer.DRAFTER)
     assert again.epoch == 3
     assert timer.seconds == 30.0 - 8.0
-
-
-def drawn(run: Pass, token: int) -> PassDone:
-    """A run that is over after one token."""
-    return PassDone(run.number, (Sample(token % 2, 0.0),), 0.5)
-
-
-PAIR = pair_of(("a", "b", "ab"), ("a", "b", "ba"))
-BRANCHING = Choice(2, 1, branch_depth=1)
 
 
 def branches(*known: Branch) -> Branches:
@@ -428,35 +421,23 @@ def test_the_branch_that_replaced_just_what_was_refused(text: str, letters_decid
     assert (match.number if match else 0) == found
 
 
-BRANCH_2 = Branch(2, 5, Letters("a"), (1,))
-BRANCH_3 = Branch(3, 6, Letters("b"), (2,))
-
-
 def test_what_a_drafter_may_not_send() -> None:
     known = branches(BRANCH_2)
     assert known.fault_of((BRANCH_3,), 1, 9) == ""
     assert "after branch 2" in known.fault_of((BRANCH_2,), 1, 9)
     assert "after branch 3" in known.fault_of((BRANCH_3, BRANCH_3), 1, 9)
-    for wrong in (
-        (Letters("abab"), (0,)),
-        (Letters(""), (0,)),
-        (Letters("a"), (3,)),
-        (Letters("a"), (-1,)),
-        (Letters("a"), (0, 0)),
-    ):
-        assert "is not one of at most 1 ids from 0 to 2 after" in known.fault_of((Branch(3, 0, *wrong),), 1, 9)
+    for letters, ids in (("abab", (0,)), ("", (0,)), ("a", (3,)), ("a", (-1,)), ("a", (0, 0))):
+        wrong = Branch(3, 0, Letters(letters), ids)
+        assert "is not one of at most 1 ids from 0 to 2 after" in known.fault_of((wrong,), 1, 9)
     assert "2 branches in an epoch, asked for at most 1" in known.fault_of((BRANCH_3,), 1, 1)
 
 
-def test_branches_that_the_output_has_passed_are_given_back() -> None:
-    """One is kept for as long as the output could still end with its letters or, where they count, its draft tokens."""
+def test_a_branch_is_kept_until_the_output_has_passed_it_or_the_epoch_is_over() -> None:
+    """For as long as the output could still end with its letters or, where they count, its draft tokens."""
     known = branches(BRANCH_2, BRANCH_3)
-    known.release(7)  # the letters of the first end at 6, its draft token at 7
-    assert len(known) == 2
-    known.release(8)
-    assert len(known) == 1
-    known.release(10)
-    assert len(known) == 0
+    for end, left in ((7, 2), (8, 1), (10, 0)):  # the letters of the first end at 6, its draft token at 7
+        known.release(end)
+        assert len(known) == left
     known = branches(BRANCH_2, BRANCH_3)
     known.clear()  # the epoch is over
     assert len(known) == 0
@@ -475,22 +456,13 @@ def refused(paths: int = 1) -> tuple[Session, list[Command], Turns]:
 
 
 def test_a_refusal_goes_on_with_the_branch_that_foresaw_it() -> None:
-    session, out, _ = refused()
-    draft = next(one for one in requests(out) if isinstance(one, Draft))
+    """The pass after it has the promised draft token in its tree, before that comes again; then it is no fast one."""
+    session, out, controller = refused()
+    draft, sent = requests(out)
     assert draft == Draft(2, 0, Letters("b"), 2, 1, 1, 1, adopt=1, first=1)
     assert session.counts.branches_hit == session.counts.branches_tried == 1
-
-
-def test_a_promised_draft_token_is_planned_for_before_it_comes_again() -> None:
-    """The pass after the refusal has it in its tree, if it need not wait for it."""
-    _, out, _ = refused()
-    (sent,) = (one for one in requests(out) if isinstance(one, Pass))
     assert sent.committed == (1,)
     assert sent.tree.tokens == (1,)
-
-
-def test_draft_tokens_that_come_again_are_not_taken_for_fast_ones() -> None:
-    session, _, controller = refused()
     again = Drafted(2, (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0))), 0.25)
     session.handle(Replied(DRAFTER, again), 3.0)
     assert controller.seen[-1] == DraftSeen(1, 1.0, 0.25)
@@ -526,9 +498,8 @@ def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal()
     draws = {(): 1, (0,): 0, (1,): 0, (1, 0): 1}
     samples = tuple(Sample(draws[path], -0.5) for path in sent.tree.paths())
     out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0)), 2.0)
-    assert [(one.token, one.kind) for one in emitted(out)] == [
-        (1, Kind.ACCEPTED), (0, Kind.ACCEPTED), (1, Kind.BONUS),
-    ]  # fmt: skip
+    assert [one.token for one in emitted(out)] == [1, 0, 1]
+    assert [one.kind for one in emitted(out)] == [Kind.ACCEPTED, Kind.ACCEPTED, Kind.BONUS]
     judged = [one for one in controller.seen if isinstance(one, Judged)]
     assert judged == [Judged(0, True, 3, 2)]
     assert only(Draft, out) == Draft(2, 0, Letters("bab"), 1, first=1, tree_nodes=3, chunk=1)

@@ -33,6 +33,10 @@ CHUNK = 1 << 20  # tokens of a step: no prompt is simulated
 TURN = 0.0002  # seconds that a process takes for a message, on average
 MOMENT = 1e-12  # seconds
 TICK = 0.0001  # seconds that times of messages are rounded to, so that what comes together is handled together
+KIND = ("coupled", 1.0, None)  # of all simulated requests
+TOKENS = 256  # of an output
+CHAINS = arms_for()
+WITH_TREES = arms_for(trees=tuple(nodes for _, nodes in TREES))
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,6 @@ class World:
     """Costs and acceptance. A pass takes base + each * (tokens of all outputs in it), a draft step likewise."""
 
     acceptance: float = 0.8  # probability that a draft token holds, given that all before it did
-    spread: float = 0.0  # ... more in two outputs, less in the next two, and so on
     pass_base: float = 0.008  # seconds
     pass_each: float = 0.00002  # seconds
     step_base: float = 0.001  # seconds; infinite: the drafter never answers
@@ -144,7 +147,6 @@ class Service:
         self._over: set[Hashable] = set()  # sessions
 
     def submit(self, session: Hashable, tokens: int, done: Callable[[StepDone], None]) -> None:
-        """Ask for a forward."""
         if session in self._over:
             return
         self._scheduler.returns.asked(session, self._agenda.now)
@@ -152,7 +154,6 @@ class Service:
         self._look(0.0)
 
     def over(self, session: Hashable) -> None:
-        """A session has ended."""
         self._over.add(session)
         self._waiting = [one for one in self._waiting if one.session is not session]
         self._scheduler.returns.over(session)
@@ -215,17 +216,8 @@ class Simulation:
         self.ended: list[float] = []  # when outputs were over, in seconds
         self.rng = np.random.default_rng(seed)
         processor = Processor(self.agenda) if world.shared else None
-        self.target = Service(
-            self.agenda,
-            lambda fed: self._noise() * (self.world.pass_base + self.world.pass_each * fed),
-            world.stall,
-            processor,
-        )
-        self.drafter = Service(
-            self.agenda,
-            lambda fed: self._noise() * (self.world.step_base + self.world.step_each * fed) + self._pause(),
-            world.stall,
-            processor,
+        self.target, self.drafter = (
+            Service(self.agenda, cost, world.stall, processor) for cost in (self._pass_seconds, self._step_seconds)
         )
         self._free = 0.0  # seconds: when the orchestrator has handled what came before
         self.live = 0  # outputs
@@ -256,7 +248,6 @@ class Simulation:
         self.agenda.after(self.delay(self.world.target_trip), output.start)
 
     def over(self, output: "Output") -> None:
-        """An output has ended."""
         self.ended.append(self.agenda.now)
         self.target.over(output)
         self.drafter.over(output.draft)
@@ -264,11 +255,15 @@ class Simulation:
         if self.live < self._slots:
             self._begin()
 
+    def _pass_seconds(self, fed: int) -> float:
+        return self._noise() * (self.world.pass_base + self.world.pass_each * fed)
+
+    def _step_seconds(self, fed: int) -> float:
+        pause = self.world.pause * (self.drafter.steps % 12 == 0)
+        return self._noise() * (self.world.step_base + self.world.step_each * fed) + pause
+
     def _noise(self) -> float:
         return float(np.exp(self.rng.normal(0, self.world.noise))) if self.world.noise else 1.0
-
-    def _pause(self) -> float:
-        return self.world.pause * (self.drafter.steps % 12 == 0)
 
     def handle(self, trip: float, call: Callable[[], None], light: bool = False) -> None:
         """Let the orchestrator handle a message, which travels first; those of runs are next to no work."""
@@ -360,11 +355,8 @@ class Output:
         self._asked_at: float | None = None
         self._report = [0, 0, False, 0, 0]
         self._unreviewed = 0  # tokens since the choice was made
-        number = len(simulation.ended) + simulation.live
-        self._easier = (-1) ** (number // 2)  # its text is easier to draft than others, or -1: harder
 
     def start(self) -> None:
-        """The target is open."""
         self._controller.observe(Lifecycle.STARTED, self._now)
         self._next()
         self._go_on()
@@ -380,8 +372,7 @@ class Output:
     @property
     def _acceptance(self) -> float:
         """As the world is now: a drafter may be replaced while outputs go on."""
-        found = self._simulation.world.acceptance + self._easier * self._simulation.world.spread
-        nodes = self._choice.tree_nodes
+        found, nodes = self._simulation.world.acceptance, self._choice.tree_nodes
         return 1 - (1 - found) * (self._choice.max_draft_tokens / nodes) ** BRANCHED if nodes else found
 
     @property
@@ -389,7 +380,6 @@ class Output:
         return self._known < self._asked
 
     def drafted(self, epoch: int, count: int, seconds: float, queued: float) -> None:
-        """A reply of the drafter."""
         if epoch != self._epoch or self._left <= 0:
             return
         waited = None if self._asked_at is None else self._now - self._asked_at
@@ -564,9 +554,8 @@ class Output:
             if flight.run and self._left > 0:
                 self._forward(flight, 1)
         over = not flight.run
-        self._simulation.handle(
-            self._simulation.world.target_trip, lambda: self._returned(flight, done, over), flight.half > 0
-        )
+        trip = self._simulation.world.target_trip
+        self._simulation.handle(trip, lambda: self._returned(flight, done, over), flight.half > 0)
 
     def _returned(self, flight: Flight, done: StepDone, over: bool) -> None:
         if self._left <= 0:
@@ -602,12 +591,6 @@ def choice_of(arm: Choice) -> Choice:
 def fixed_speed(world: World, choice: Choice, tokens: int, slots: int, seconds: float, seed: int = 0) -> float:
     """Tokens a second of all outputs, if all epochs are run alike."""
     return Simulation(world, lambda: Fixed(choice), tokens, slots, seed).speed(seconds)
-
-
-KIND = ("coupled", 1.0, None)  # of all simulated requests
-TOKENS = 256  # of an output
-CHAINS = arms_for()
-WITH_TREES = arms_for(trees=tuple(nodes for _, nodes in TREES))
 
 
 def arms_of(world: World) -> Arms:

@@ -40,16 +40,14 @@ from tests.speculation.simulator import (
     in_batches,
     measured,
 )
-from tests.verification.enumerating import full
+from tests.verification.enumerating import few_or_full, full
 
 Cell = tuple[int, float, float, float, float, bool]
-OUTPUTS, ACCEPTANCES, PASSES, STEPS, TRIPS = (
-    (1, 4, 16, 64),
-    (0.5, 0.8, 0.95),
-    (6, 12, 25, 60),
-    (0.5, 1, 2, 4),
-    (0, 5, 20),
-)
+OUTPUTS, ACCEPTANCES = (1, 4, 16, 64), (0.5, 0.8, 0.95)
+PASSES, STEPS, TRIPS = (6, 12, 25, 60), (0.5, 1, 2, 4), (0, 5, 20)
+COLD = [(0.8, 25, 1, 0, True)]
+COLD_FULL = [(0.95, 12, 1, 5, False), (0.8, 60, 2, 20, True), (0.95, 25, 2, 0, True)]
+SHARED = World(0.4, pass_each=0.0002, step_base=0.003, step_each=0.0001, shared=True)
 
 
 def world_of(acceptance: float, pass_ms: float, step_ms: float, trip_ms: float, samples: bool) -> World:
@@ -60,9 +58,7 @@ def world_of(acceptance: float, pass_ms: float, step_ms: float, trip_ms: float, 
 
 
 @pytest.mark.parametrize(("outputs", "seconds", "slower", "seed"), [(1, 0.3, 2, 1), (1, 1.5, 4, 2), (16, 1.5, 4, 1)])
-def test_no_drafter_is_not_judged_by_how_fast_a_machine_was_that_was_busy(
-    outputs: int, seconds: float, slower: float, seed: int
-) -> None:
+def test_no_drafter_is_not_judged_by_how_fast_a_machine_was_that_was_busy(outputs, seconds, slower, seed):
     world = world_of(0.02, 8, 1, 0, True)  # a drafter of no use
     busy = replace(world, pass_base=slower * world.pass_base, pass_each=slower * world.pass_each)
     simulation = Simulation(busy, controllers(arms_of(world)), 96, outputs, seed)
@@ -109,18 +105,14 @@ def test_it_is_so_in_the_whole_grid(outputs: int) -> None:
 
 
 @pytest.mark.parametrize(("outputs", "pass_ms", "tokens"), [(4, 60, 48), (16, 60, 48)])
-def test_it_learns_also_from_outputs_that_all_end_before_a_trial_is_over(
-    outputs: int, pass_ms: int, tokens: int
-) -> None:
+def test_it_learns_also_from_outputs_that_all_end_before_a_trial_is_over(outputs: int, pass_ms: int, tokens: int):
     """A trial goes on at the next batch; while outputs end, load by load, nothing is begun anew."""
     world = world_of(0.95, pass_ms, 1, 0, True)
     assert fmean(in_batches(world, outputs, tokens, 4, seed) for seed in range(6)) >= 0.78
 
 
 @pytest.mark.parametrize("crowded", [estimates.CROWDED, full(2 * estimates.CROWDED)])
-def test_it_finds_overlapping_where_that_is_the_best_by_a_fifth(
-    crowded: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_finds_overlapping_where_that_is_the_best_by_a_fifth(crowded: float, monkeypatch: pytest.MonkeyPatch):
     """Of 24 outputs, which stay in step: less was expected of it than of lock-step rounds, and it was never tried."""
     monkeypatch.setattr(estimates, "CROWDED", crowded)
     costs = {"pass_base": 0.012, "pass_each": 0.00003, "step_base": 0.003, "machinery": 0.00003, "noise": 0.03}
@@ -145,9 +137,8 @@ def test_it_finds_rounds_on_one_device_that_overlapped_arms_slow_down(acceptance
 @pytest.mark.parametrize("world", [world_of(0.5, 12, 2, 0, True), full(world_of(0.8, 12, 2, 20, True))])
 def test_outputs_that_change_from_rounds_to_overlapping_are_in_step_within_a_few_passes(world: World) -> None:
     """In two groups, each with every second pass, they would have three fifths of their speed for 50 passes."""
-    rounds, overlapped = (
-        next(arm for arm in WITH_TREES if arm.max_draft_tokens == 8 and arm.overlap == one) for one in (False, True)
-    )
+    eight = [arm for arm in WITH_TREES if arm.max_draft_tokens == 8]
+    rounds, overlapped = (next(arm for arm in eight if arm.overlap == own) for own in (False, True))
     found = []
     for seed in range(6):
         simulation, used = Simulation(world, lambda: Fixed(PLAIN), 2000, 0, seed), [Fixed(rounds) for _ in range(4)]
@@ -161,15 +152,9 @@ def test_outputs_that_change_from_rounds_to_overlapping_are_in_step_within_a_few
     assert fmean(found) >= 0.85 * arm_speeds(world, 4)[overlapped]
 
 
-COLD = [(0.8, 25, 1, 0, True)]
-COLD_FULL = [(0.95, 12, 1, 5, False), (0.8, 60, 2, 20, True), (0.95, 25, 2, 0, True)]
-
-
 @pytest.mark.parametrize("cell", [*COLD, *map(full, COLD_FULL)])
 @pytest.mark.parametrize("stall", [0.0, 0.3])
-def test_the_first_five_outputs_have_most_of_what_there_is(
-    cell: tuple[float, float, float, float, bool], stall: float
-) -> None:
+def test_the_first_five_outputs_have_most_of_what_there_is(cell: tuple[float, float, float, float, bool], stall: float):
     """A stall in a first use is nobody's: its own seconds apart, nothing changes."""
     found = [cold(replace(world_of(*cell), stall=stall), seed=seed).of_best for seed in range(6)]
     assert sum(found) / len(found) >= (0.81 if stall else 0.85), found
@@ -187,12 +172,7 @@ USUAL = {"random": 1, "random, drawing": 4, "slow": 1, "silent": 1, "costly": 4}
 
 
 @pytest.mark.parametrize(
-    ("name", "outputs"),
-    [
-        (name, outputs) if USUAL.get(name) == outputs else full(name, outputs)
-        for name in USELESS
-        for outputs in (1, 4, 16)
-    ],
+    ("name", "outputs"), few_or_full(product(USELESS, (1, 4, 16)), lambda given: USUAL.get(given[0]) == given[1])
 )
 def test_a_drafter_that_does_not_pay_costs_what_may_be_lost(name: str, outputs: int) -> None:
     world = USELESS[name]
@@ -201,9 +181,6 @@ def test_a_drafter_that_does_not_pay_costs_what_may_be_lost(name: str, outputs: 
     due = 0.98 * plain * 400 * world.pass_base - 64 * outputs
     assert simulation.speed(400 * world.pass_base) * 400 * world.pass_base >= due
     assert simulation.speed(400 * world.pass_base) >= 0.94 * plain
-
-
-SHARED = World(0.4, pass_each=0.0002, step_base=0.003, step_each=0.0001, shared=True)
 
 
 @pytest.mark.parametrize("prompt", [0, 400])

@@ -16,38 +16,29 @@ def test_a_step_of_any_size_is_on_the_line_between_those_that_were_seen() -> Non
         assert times.seconds(size) == pytest.approx(0.010 + 0.001 * size)
 
 
-def test_pauses_of_the_machine_are_no_cost_and_a_real_change_is() -> None:
+FIRST_USES = [(0.02, 1)] * 3 + [(0.3, 6), (0.3, 8)]  # two sizes in one octave
+
+
+@pytest.mark.parametrize(
+    ("seen", "size", "least", "most"),
+    [
+        # Pauses of the machine are no cost, and a real change is.
+        ([(0.3 if number % 3 == 1 else 0.01, 1) for number in range(LATEST)], 1, 0.01, 0.01),
+        ([(0.3 if number % 3 == 1 else 0.01, 1) for number in range(LATEST)] + [(0.02, 1)] * LATEST, 1, 0.02, 0.02),
+        # First uses say nothing.
+        (FIRST_USES, 7, 0.0, 0.021 - 1e-12),
+        ([*FIRST_USES, (0.03, 7)], 7, 0.03, 0.03),
+        # Rounding makes no time negative.
+        (3 * [(0.48592769656281265, 1.0), (0.0, 7.0)], 7.0, 0.0, 0.0),
+        # What many cost is still known after a time with few.
+        ([(0.05, 64)] * 100 + [(0.01, 1)] * 100, 64, 0.05 * (1 - 1e-6), 0.05 * (1 + 1e-6)),
+    ],
+)
+def test_what_a_step_takes_by_those_that_were_seen(seen, size: float, least: float, most: float) -> None:
     times = Times()
-    for number in range(LATEST):
-        times.add(0.3 if number % 3 == 1 else 0.01)
-    assert times.seconds() == 0.01
-    for _ in range(LATEST):
-        times.add(0.02)
-    assert times.seconds() == 0.02
-
-
-def test_first_uses_of_two_sizes_in_one_octave_say_nothing_of_it() -> None:
-    times = Times()
-    for size, seconds in ((1, 0.02), (1, 0.02), (1, 0.02), (6, 0.3), (8, 0.3)):
-        times.add(seconds, size)
-    assert times.seconds(7) < 0.021
-    times.add(0.03, 7)
-    assert times.seconds(7) == 0.03
-
-
-def test_rounding_makes_no_time_negative() -> None:
-    times = Times()
-    for seconds, size in 3 * [(0.48592769656281265, 1.0), (0.0, 7.0)]:
-        times.add(seconds, size)
-    assert times.seconds(7.0) == 0.0
-
-
-def test_what_many_cost_is_still_known_after_a_time_with_few() -> None:
-    times = Times()
-    for size, seconds in ((64, 0.05), (1, 0.01)):
-        for _ in range(100):
-            times.add(seconds, size)
-    assert times.seconds(64) == pytest.approx(0.05)
+    for seconds, tokens in seen:
+        times.add(seconds, tokens)
+    assert least <= times.seconds(size) <= most
 
 
 def test_rounds_cost_what_their_steps_do() -> None:

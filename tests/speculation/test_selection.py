@@ -12,10 +12,15 @@ from crossdraft.speculation.selection import CREDIT, EARNED, EXCUSES, WINDOW, Ar
 PASS = 0.01  # seconds
 ARMS = arms_for()[1:]
 Cost = Callable[[int, Choice], tuple[float, float]]  # seconds and tokens of a round
+Guesses = Mapping[Choice, Round]
 
 
-def selection_of() -> ArmSelection:
-    return ArmSelection(LossBudget(), PLAIN)
+def selection_of(rounds: int = 0) -> ArmSelection:
+    """After so many rounds without a drafter; after three it tries an arm."""
+    selection = ArmSelection(LossBudget(), PLAIN)
+    for _ in range(rounds):
+        selection.add(PASS, 1.0, True, guessed(), 1)
+    return selection
 
 
 def guessed(speed: float = 1.5) -> dict[Choice, Round]:
@@ -23,15 +28,9 @@ def guessed(speed: float = 1.5) -> dict[Choice, Round]:
     return {PLAIN: Round(1.0, PASS)} | {arm: Round(speed, PASS) for arm in ARMS}
 
 
-def run(
-    cost: Cost,
-    tokens: float,
-    selection: ArmSelection | None = None,
-    guesses: Mapping[Choice, Round] | None = None,
-    outputs: int = 1,
-) -> float:
+def run(cost: Cost, tokens: float, selection: ArmSelection, guesses: Guesses | None = None, outputs: int = 1) -> float:
     """Seconds until so many tokens are emitted, in which each round is pure."""
-    selection, seconds, emitted, number = selection or selection_of(), 0.0, 0.0, 0
+    seconds, emitted, number = 0.0, 0.0, 0
     while emitted < tokens:
         took, brought = cost(number, selection.current)
         selection.add(took, brought, True, guesses or guessed(), outputs)
@@ -70,12 +69,10 @@ def test_an_overlapped_arm_of_which_too_little_is_expected_is_tried(lent: float)
 @pytest.mark.parametrize("speed", [0.02, 0.3, 0.7, 0.9, 0.97])
 @pytest.mark.parametrize("hoped", [1.05, 1.5, 10.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_loss_is_bounded_whatever_arms_cost_and_however_much_they_promise(
-    speed: float, hoped: float, seed: int
-) -> None:
+def test_the_loss_is_bounded_whatever_arms_cost_and_however_much_they_promise(speed: float, hoped: float, seed: int):
     """At most 2 % and 60 tokens, and the round that empties the budget."""
     for tokens in (50, 500, 5000):
-        seconds = run(of(dict.fromkeys(ARMS, speed), 0.08, seed), tokens, guesses=guessed(hoped))
+        seconds = run(of(dict.fromkeys(ARMS, speed), 0.08, seed), tokens, selection_of(), guessed(hoped))
         assert seconds <= PASS * (1.02 * (1 + EARNED) * tokens + CREDIT + 10)
 
 
@@ -138,9 +135,7 @@ def test_a_stall_is_nobodys_and_what_always_takes_long_is_a_cost() -> None:
 
 def test_the_first_round_of_an_arm_is_charged_and_says_nothing() -> None:
     """Outputs get in step in it."""
-    selection = selection_of()
-    for _ in range(3):
-        selection.add(PASS, 1.0, True, guessed(), 1)
+    selection = selection_of(3)
     tried = selection.current
     for seen in (False, True):
         credit = selection.budget.credit
@@ -167,9 +162,7 @@ def test_an_outage_keeps_no_drafter_away_for_long() -> None:
 
 
 def test_rounds_in_which_not_all_use_the_arm_cost_and_say_nothing() -> None:
-    selection = selection_of()
-    for _ in range(3):
-        selection.add(PASS, 1.0, True, guessed(), 1)
+    selection = selection_of(3)
     tried = selection.current
     assert tried.drafts
     for _ in range(4):
@@ -180,9 +173,7 @@ def test_rounds_in_which_not_all_use_the_arm_cost_and_say_nothing() -> None:
 
 
 def test_what_drafts_displace_after_a_trial_is_charged_and_a_slow_round_without_any_is_not() -> None:
-    selection = selection_of()
-    for _ in range(3):
-        selection.add(PASS, 1.0, True, guessed(), 1)
+    selection = selection_of(3)
     assert selection.current.drafts
     selection.end_trial()
     for _ in range(5):  # no draft was made yet

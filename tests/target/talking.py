@@ -25,14 +25,12 @@ class Talk(Direct):
         super().send(reply, within)
 
     async def passed(self, request: Pass) -> PassDone:
-        """One pass."""
         done = await self.answer(request)
         assert done.number == request.number
         assert not done.more
         return done
 
     async def drawn(self, last: int) -> list[PassDone]:
-        """The replies up to the end of that pass."""
         replies: list[PassDone] = []
         while not replies or replies[-1].number != last or replies[-1].more:
             reply = await self.receive()
@@ -41,6 +39,5 @@ class Talk(Direct):
         return replies
 
     async def draw(self, run: Pass) -> list[PassDone]:
-        """The replies to one run."""
         self.ask(run)
         return await self.drawn(run.number)

@@ -48,6 +48,9 @@ from tests.target.talking import PROMPT, Talk
 PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.2)
 OPENING = OpenTarget(PROMPT, PENALISED, NoiseKey(7), likely=2)
 NO_TREE = TokenTree()
+BEGINNING = 96  # tokens that a quarter of the prompts have in common
+GREEDY = SamplingOptions(temperature=0)
+WARM = SamplingOptions(temperature=0.9, top_p=0.95)
 
 
 def run_of(number: int, tokens: int, committed: tuple[int, ...] = ()) -> Pass:
@@ -151,11 +154,24 @@ async def test_runs_share_steps(target_model: RunningModel) -> None:
     assert target_model.thread.steps - before < 23  # 30 if none were shared, 10 if all were
 
 
-async def test_a_run_that_does_not_fit_is_refused_before_it_begins(target_model: RunningModel) -> None:
+async def test_a_run_that_does_not_fit_is_refused_before_it_begins_or_goes_on_so_far(
+    target_model: RunningModel,
+) -> None:
     opening = OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1))
     with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
         await Talk(target_model, opening).draw(run_of(1, 30))
     assert len(samples_of(await Talk(target_model, opening).draw(run_of(1, 29)))) == 29
+    talk = Talk(target_model, opening)
+    talk.ask(run_of(1, 20))
+    with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
+        talk.ask(RunTo(1, 30))
+    talk = Talk(target_model, OPENING)
+    talk.ask(run_of(1, 4))
+    with pytest.raises(ProtocolBroken, match="a run of 4 tokens is to have 69; at most 64 more are possible at once"):
+        talk.ask(RunTo(1, 69))
+    other = Talk(target_model, OPENING)
+    other.ask(run_of(1, 4), RunTo(1, 68), RunTo(1, 80))
+    assert len(samples_of(await other.drawn(1))) == 80
 
 
 @pytest.mark.parametrize("following", [RunTo(1, 0), Pass(2, (), NO_TREE, draws=True)], ids=["told to", "another pass"])
@@ -188,20 +204,6 @@ async def test_a_run_that_waits_goes_as_far_as_it_is_told_meanwhile(target_model
     talk = Talk(target_model, OPENING)
     talk.ask(Pass(1, (), NO_TREE, draws=True), RunTo(1, 3), run_of(2, 4), RunTo(1, 7), RunTo(2, tokens))
     same(samples_of((await talk.drawn(2))[1:]), due[: max(1, tokens)])
-
-
-async def test_a_run_goes_on_so_far_at_once_and_not_beyond_the_context(target_model: RunningModel) -> None:
-    talk = Talk(target_model, OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1)))
-    talk.ask(run_of(1, 20))
-    with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
-        talk.ask(RunTo(1, 30))
-    talk = Talk(target_model, OPENING)
-    talk.ask(run_of(1, 4))
-    with pytest.raises(ProtocolBroken, match="a run of 4 tokens is to have 69; at most 64 more are possible at once"):
-        talk.ask(RunTo(1, 69))
-    other = Talk(target_model, OPENING)
-    other.ask(run_of(1, 4), RunTo(1, 68), RunTo(1, 80))
-    assert len(samples_of(await other.drawn(1))) == 80
 
 
 async def test_the_end_of_a_run_that_is_over_is_nothing(target_model: RunningModel) -> None:
@@ -274,20 +276,13 @@ async def test_what_was_drawn_before_a_fault_is_told_and_then_the_fault(target_m
 
 
 def test_replies_that_wait_are_told_together() -> None:
-    one, other = (
-        PassDone(3, (Sample(token, -1.0),), 0.5, 0.25, True, shared=token, fed=token, first=token) for token in (4, 5)
-    )
+    one, other = (PassDone(3, (Sample(at, -1.0),), 0.5, 0.25, True, shared=at, fed=at, first=at) for at in (4, 5))
     both = joined(one, other)
     assert [node.token for node in both.nodes if isinstance(node, Sample)] == [4, 5]
     assert (both.seconds, both.queued, both.forwards, both.shared, both.fed) == (1.0, 0.5, 2, 5, 5)
     assert (both.first, both.more) == (4, True)
     assert joined(one, replace(other, number=4)) is None
     assert joined(RowFetched(3, 0, ROW), other) is None
-
-
-BEGINNING = 96  # tokens that a quarter of the prompts have in common
-GREEDY = SamplingOptions(temperature=0)
-WARM = SamplingOptions(temperature=0.9, top_p=0.95)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from crossdraft.types.trees import ROOT, TokenTree
 from tests.drafter.streaming import Gate
 from tests.engine.gathering import nothing
 from tests.engine.taped import waits
+from tests.engine.tiny import generated
 from tests.rpc.clock import Clock
 from tests.rpc.linked import Heard, Noted
 from tests.rpc.sessions import ServiceSession as ClientSession
@@ -49,15 +50,18 @@ WARM = SamplingOptions(temperature=0.7, top_k=200)
 KEY = NoiseKey(2**63 + 5, 1)
 LOW = tuple(range(300))
 TREE = TokenTree((5, 6, 7, 90), (ROOT, 0, 0, ROOT))
+BANS = SamplingOptions(
+    frequency_penalty=0.8, bad_word_ids=((6,), (5, 7), (60, 90, 8)), min_tokens=3, end_ids=(0, 9), allowed_token_ids=LOW
+)
+PENALISED = SamplingOptions(temperature=0.7, presence_penalty=0.5)
+OPENING = OpenTarget(PROMPT, PENALISED, None, head=300)
+DEEP_TREE = TokenTree((5, 6, 7, 90, 8), (ROOT, 0, 0, ROOT, 3))  # 5 6, 5 7, 90 8
+RUN = Pass(1, (), TokenTree(), draws=True, run=12)
+MEASURED = Listening(grace_seconds=0, metrics_port=0)
 
 
-def generated(model: RunningModel, count: int, **options: object) -> list[int]:
-    """What transformers itself generates greedily."""
-    ids = torch.tensor([PROMPT])
-    settings = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False} | options
-    with torch.inference_mode():
-        out = model.thread.engine.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
-    return out[0, len(PROMPT) :].tolist()
+def greedy(model: RunningModel, count: int) -> list[int]:
+    return generated(model.thread.engine.model, PROMPT, count)
 
 
 def token_of(node: Row | Sample) -> int:
@@ -82,12 +86,7 @@ def same_row(one: Row, other: Row) -> None:
 @pytest.mark.parametrize("draws", [False, True], ids=["rows", "samples"])
 async def test_greedy_passes_give_what_generate_gives(target: TargetClient, target_model: RunningModel, draws) -> None:
     async with target.session(OpenTarget(PROMPT, GREEDY, KEY)) as session:
-        assert await alone(session, 12, draws) == generated(target_model, 12)
-
-
-BANS = SamplingOptions(
-    frequency_penalty=0.8, bad_word_ids=((6,), (5, 7), (60, 90, 8)), min_tokens=3, end_ids=(0, 9), allowed_token_ids=LOW
-)
+        assert await alone(session, 12, draws) == greedy(target_model, 12)
 
 
 @pytest.mark.parametrize("options", [WARM, SamplingOptions(presence_penalty=1.5, repetition_penalty=1.2), BANS])
@@ -107,7 +106,7 @@ async def test_hidden_states_are_sent_of_what_may_be_committed(target: TargetCli
     """With rows of each node that is answered, with samples of those on the path that they follow; else none."""
     engine, opening = target_model.thread.engine, OpenTarget(PROMPT, GREEDY, KEY, hidden=True)
     assert target_model.description.hidden_size == engine.model.config.hidden_size
-    first, second = generated(target_model, 2)
+    first, second = greedy(target_model, 2)
     tree = TokenTree((5, first, 6, second), (ROOT, ROOT, 1, 1))
     for wanted, places in ((None, (0, 2, 4) if draws else range(5)), ((1, 2), (1, 2))):
         async with target.session(opening) as session:
@@ -199,7 +198,7 @@ async def test_bad_requests_end_the_session_and_the_service_lives_on(
         with pytest.raises(error, match=complaint):
             await session.ask(request_sent)
     async with target.session(OpenTarget(PROMPT, GREEDY, None)) as session:
-        assert await alone(session, 2, draws=False) == generated(target_model, 2)
+        assert await alone(session, 2, draws=False) == greedy(target_model, 2)
 
 
 @pytest.mark.parametrize(
@@ -214,11 +213,6 @@ async def test_bad_openings_are_refused_at_once(target: TargetClient, opening, e
         await target.open(opening)
     async with target.session(OpenTarget((1,) * 128, GREEDY, None)) as session:
         assert len((await session.run(a_pass(tree=TokenTree()))).nodes) == 1
-
-
-PENALISED = SamplingOptions(temperature=0.7, presence_penalty=0.5)
-OPENING = OpenTarget(PROMPT, PENALISED, None, head=300)
-DEEP_TREE = TokenTree((5, 6, 7, 90, 8), (ROOT, 0, 0, ROOT, 3))  # 5 6, 5 7, 90 8
 
 
 async def row_alone(model: RunningModel, opening: OpenTarget, output: tuple[int, ...]) -> Row:
@@ -249,9 +243,8 @@ async def test_a_pass_answers_what_is_wanted_and_computes_no_other_logits(target
     paths = list(DEEP_TREE.paths())
     for row, node, more in zip(wanted, done.nodes, listed, strict=True):
         assert node.lists(more)
-        same_row(
-            await row_alone(target_model, OPENING, (60, *paths[row])), Row(node.ids[:300], node.probabilities[:300])
-        )
+        head = Row(node.ids[:300], node.probabilities[:300])
+        same_row(await row_alone(target_model, OPENING, (60, *paths[row])), head)
 
 
 async def test_samples_of_wanted_nodes_are_those_of_the_whole_pass(target_model: RunningModel) -> None:
@@ -295,7 +288,7 @@ async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target
     ("request_sent", "complaint"),
     [
         (FetchRow(1, 2), r"pass 1 has answered \[1, 4\], not node 2"),
-        (Pass(2, (), DEEP_TREE, draws=True), "opened without a noise key"),
+        (Pass(2, (), TREE, draws=True), "opened without a noise key"),
     ],
 )
 async def test_nodes_that_no_pass_answers(target_model: RunningModel, request_sent, complaint: str) -> None:
@@ -390,11 +383,9 @@ async def test_a_prompt_may_take_longer_than_a_reply_and_a_target_that_hangs_is_
 @pytest.mark.parametrize("draws", [False, True], ids=["rows", "samples"])
 async def test_long_options_are_gone_through_once_and_not_in_the_event_loop(target_model: RunningModel, draws) -> None:
     threads: list[int] = []
-    options = SamplingOptions(
-        logit_bias=Noted([(token, 1.0) for token in range(300)], threads),
-        allowed_token_ids=Noted(range(300), threads),
-        bad_word_ids=Noted([(token, 7) for token in range(300)], threads),
-    )
+    bias, words = ([(token, other) for token in range(300)] for other in (1.0, 7))
+    lists = {"logit_bias": bias, "allowed_token_ids": range(300), "bad_word_ids": words}
+    options = SamplingOptions(**{name: Noted(each, threads) for name, each in lists.items()})
     threads.clear()  # of the checks of their ranges
     replies = await direct(TargetService(target_model), OpenTarget(PROMPT, options, NoiseKey(11)))
     assert threads
@@ -512,12 +503,6 @@ async def test_masks_that_take_long_are_made_before_the_model_thread_has_the_pas
     release.set()
     with pytest.raises(BadRequest, match="enough"):
         await talk.drawn(13)
-
-
-RUN = Pass(1, (), TokenTree(), draws=True, run=12)
-
-
-MEASURED = Listening(grace_seconds=0, metrics_port=0)
 
 
 def read(address: str) -> str:

@@ -23,11 +23,8 @@ LLAMA3_WORDS = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN_WORDS = LLAMA3_WORDS.replace("{1,3}", "")
-_UPPER, _LOWER, _SUFFIX = (
-    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 O200K_WORDS = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -53,6 +50,8 @@ CORPUS = [
 CHARACTERS = sorted(
     character for character, _ in Counter(sorted("▁" + "".join(CORPUS).replace(" ", "▁"))).most_common(70)
 )
+Made = tuple[Tokenizer, str, str]  # and what begins and ends a text
+MARKS = "<s>", "</s>"
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,6 @@ class Kind:
         return Tokenization(self.json, self.vocabulary(side))
 
 
-Made = tuple[Tokenizer, str, str]  # and what begins and ends a text
-MARKS = "<s>", "</s>"
-
-
 def _finished(name: str, tokenizer: Tokenizer, begin: str, end: str) -> Kind:
     nameless = "<|fill_in|>"
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (begin, end, nameless)])
@@ -106,9 +101,8 @@ def _finished(name: str, tokenizer: Tokenizer, begin: str, end: str) -> Kind:
 
 
 def _begins(tokenizer: Tokenizer, begin: str) -> None:
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
-    )
+    symbols = [(begin, tokenizer.token_to_id(begin))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=symbols)
 
 
 def _byte_level(before: pre_tokenizers.PreTokenizer, *special: str, size: int) -> Tokenizer:
@@ -116,10 +110,8 @@ def _byte_level(before: pre_tokenizers.PreTokenizer, *special: str, size: int) -
     tokenizer.pre_tokenizer = before
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=alphabet, special_tokens=list(special), show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    settings = {"vocab_size": size, "initial_alphabet": alphabet, "special_tokens": list(special)}
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(**settings, show_progress=False))
     return tokenizer
 
 
@@ -223,10 +215,8 @@ def composed() -> Made:
 def _unigram(byte_fallback: bool, scheme: str = "always") -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    trainer = trainers.UnigramTrainer(
-        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    settings = {"vocab_size": 300, "special_tokens": ["<unk>", *MARKS], "unk_token": "<unk>"}
+    tokenizer.train_from_iterator(CORPUS, trainers.UnigramTrainer(**settings, show_progress=False))
     whole = [piece for piece, _ in json.loads(tokenizer.to_str())["model"]["vocab"]]
     trained = [piece for piece in whole if "\n" not in piece]  # SentencePiece trains on lines
     # The trainer's own scores, and with them the order, differ a little from run to run; its pieces do not.

@@ -30,23 +30,28 @@ from crossdraft.text.affinity import (
     save_affinity,
 )
 from crossdraft.text.frequencies import FrequenciesError, TokenFrequencies, count_frequencies, read_frequencies
-from crossdraft.text.letters import Letters, Side, from_bytes
+from crossdraft.text.letters import Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary, tokenizer_digest
+from tests.tables import pair_of
 from tests.text.kinds import CORPUS, affinity_row, identity, kind
 
 # Draft tokens 0, 2 and 3 are shared; 2 and 3 are the same target token.
-TOYS = Pair(
-    Vocabulary(tuple(map(Letters, ("a", "ab", "b", "bb", "abb", "b")))),
-    Vocabulary(tuple(map(Letters, ("b", "ba", "a", "a", "aaa")))),
-)
+TOYS = pair_of(("a", "ab", "b", "bb", "abb", "b"), ("b", "ba", "a", "a", "aaa"))
 SHARED = [0, 2, 3]
 OWN = {0: 2, 2: 0, 3: 0}
 weights = st.dictionaries(
     st.tuples(st.sampled_from(SHARED), st.integers(0, 5)), st.floats(0, 100, allow_subnormal=False), max_size=18
 )
 distributions = st.lists(st.floats(1e-6, 1), min_size=3, max_size=3).map(lambda found: np.array(found) / sum(found))
+TARGET, DRAFTER = kind("llama2"), kind("gpt2")  # llama2 has ids with the same letters
+PAIR = Pair(TARGET.vocabulary(), DRAFTER.vocabulary(Side.DRAFTER))
+LETTERS = list(PAIR.target.letters)
+PAIRS = [("qwen", "llama2"), ("llama2", "gpt2"), ("gpt2", "qwen")]
+Rows = dict[int, dict[int, float]]  # by draft token: target tokens and weights
+TEXTS = ("def größer(x):\n    return x\n", "    the end\n", "")
+RANKING = TokenFrequencies("abc", np.array([5, 0, 7, 5, 0, 1]))
 
 
 def matrix(entries: dict[tuple[int, int], float], neighbours: int = 6) -> Matrix:
@@ -113,29 +118,28 @@ def ids(*values: int) -> Ids:
     return np.array(values, dtype=np.int64)
 
 
-@pytest.mark.parametrize(
-    ("broken", "complaint"),
-    [
-        (Matrix(ids(0, 2), ids(0, 1, 2), np.array([2, 6], np.int32), np.ones(2, np.float32)), "target id"),
-        (Matrix(ids(0, 2), ids(0, 1, 2), np.array([2, -1], np.int32), np.ones(2, np.float32)), "target id"),
-        (Matrix(ids(2, 0), ids(0, 1, 2), np.array([2, 0], np.int32), np.ones(2, np.float32)), "ascending"),
-        (Matrix(ids(-1, 0), ids(0, 1, 2), np.array([2, 0], np.int32), np.ones(2, np.float32)), "ascending"),
-        (Matrix(ids(0, 2), ids(0, 2, 2), np.array([2, 0], np.int32), np.ones(2, np.float32)), "no entries"),
-        (Matrix(ids(0, 2), ids(0, 2), np.array([2, 0], np.int32), np.ones(2, np.float32)), "no entries"),
-        (Matrix(ids(0, 2), ids(0, 1, 3), np.array([2, 0], np.int32), np.ones(2, np.float32)), "number of entries"),
-        (Matrix(ids(0, 2), ids(0, 1, 2), np.array([2, 0], np.int32), np.array([1, 0], np.float32)), "above 0"),
-        (Matrix(ids(0, 2), ids(0, 1, 2), np.array([2, 0], np.int32), np.array([1, np.nan], np.float32)), "above 0"),
-        (Matrix(ids(0, 2), ids(0, 1, 2), np.array([2, 0], np.int32), np.array([1, 0.9], np.float32)), "sum to one"),
-    ],
-)
-def test_what_is_no_map_into_the_target_is_refused(broken: Matrix, complaint: str) -> None:
+BROKEN = [  # draft tokens, where their entries begin, target ids, weights
+    ((0, 2), (0, 1, 2), (2, 6), (1, 1), "target id"),
+    ((0, 2), (0, 1, 2), (2, -1), (1, 1), "target id"),
+    ((2, 0), (0, 1, 2), (2, 0), (1, 1), "ascending"),
+    ((-1, 0), (0, 1, 2), (2, 0), (1, 1), "ascending"),
+    ((0, 2), (0, 2, 2), (2, 0), (1, 1), "no entries"),
+    ((0, 2), (0, 2), (2, 0), (1, 1), "no entries"),
+    ((0, 2), (0, 1, 3), (2, 0), (1, 1), "number of entries"),
+    ((0, 2), (0, 1, 2), (2, 0), (1, 0), "above 0"),
+    ((0, 2), (0, 1, 2), (2, 0), (1, np.nan), "above 0"),
+    ((0, 2), (0, 1, 2), (2, 0), (1, 0.9), "sum to one"),
+]
+
+
+@pytest.mark.parametrize(("drafted", "starts", "targets", "weights", "complaint"), BROKEN)
+def test_what_is_no_map_into_the_target_is_refused(drafted, starts, targets, weights, complaint) -> None:
     with pytest.raises(ValueError, match=complaint):
-        broken.check(6)
+        Matrix(ids(*drafted), ids(*starts), np.array(targets, np.int32), np.array(weights, np.float32)).check(6)
 
 
 def test_nothing_shared_is_an_empty_map() -> None:
-    pair = Pair(Vocabulary((Letters("a"),)), Vocabulary((Letters("b"),)))
-    empty = identity(pair)
+    empty = identity(pair_of(("a",), ("b",)))
     empty.check(1)
     assert [part.tolist() for part in empty.redistribute(ids(), np.empty(0))] == [[], []]
 
@@ -143,10 +147,6 @@ def test_nothing_shared_is_an_empty_map() -> None:
 def test_runs() -> None:
     assert runs(ids(5, 0, 7), ids(2, 0, 3)).tolist() == [5, 6, 7, 8, 9]
     assert runs(ids(), ids()).tolist() == []
-
-
-TARGET, DRAFTER = kind("llama2"), kind("gpt2")  # llama2 has ids with the same letters
-PAIR = Pair(TARGET.vocabulary(), DRAFTER.vocabulary(Side.DRAFTER))
 
 
 def affinity(kernel: Matrix) -> Affinity:
@@ -169,9 +169,8 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     ids = PAIR.shared_drafter_ids[::3]
     distribution = np.arange(len(ids)) + 1.0
     distribution /= distribution.sum()
-    assert all(
-        map(np.array_equal, loaded.matrix.redistribute(ids, distribution), saved.matrix.redistribute(ids, distribution))
-    )
+    found, due = (one.matrix.redistribute(ids, distribution) for one in (loaded, saved))
+    assert all(map(np.array_equal, found, due))
     assert loaded.matrix.drafter_ids.tolist() == PAIR.shared_drafter_ids.tolist()
     vocabulary = TARGET.vocabulary()
     assert loaded.ranks  # else the next line says little
@@ -196,9 +195,6 @@ def _rewritten(path: Path, name: str, value: object) -> None:
     else:
         arrays[name] = np.ascontiguousarray(value)
     path.write_bytes(save(arrays, about))
-
-
-LETTERS = list(PAIR.target.letters)
 
 
 @pytest.mark.parametrize(
@@ -253,30 +249,20 @@ def test_bytes_that_changed_are_one_error_or_none(path: Path, changes: dict[floa
 # What the paper proves, on random rows; where its text says more than that, see docs/rdk.md.
 
 
-def some_rows(random: np.random.Generator, size: int, count: int = 2) -> list[np.ndarray]:
-    return [random.dirichlet(np.full(size, 0.3)) for _ in range(count)]
-
-
 def acceptance(p: np.ndarray, drafted: np.ndarray) -> float:
     return float(np.minimum(p, drafted).sum())
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_acceptance_is_one_minus_half_of_the_distance(seed: int) -> None:
-    """Lemma 2.3; and Theorem 5.1: what M does to p bounds what RDK may lose to `tli`."""
+def test_what_the_paper_proves_of_acceptance_and_of_noise(seed: int) -> None:
+    """Lemma 2.3: acceptance is one minus half of the distance. Theorem 5.1: what M does to p bounds what RDK may lose
+    to `tli`. Theorem 5.2: noise on logits is at most half as large on probabilities."""
     random = np.random.default_rng(seed)
     size = int(random.integers(2, 12))
-    p, q = some_rows(random, size)
+    p, q, *rows = random.dirichlet(np.full(size, 0.3), 2 + size)
     assert acceptance(p, q) == pytest.approx(1 - np.abs(p - q).sum() / 2)
-    rows = np.array(some_rows(random, size, size))
-    off = np.abs(rows.T @ p - p).sum()
-    assert np.abs(rows.T @ q - p).sum() <= np.abs(q - p).sum() + off + 1e-12
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_noise_on_logits_is_at_most_half_as_large_on_probabilities(seed: int) -> None:
-    """Theorem 5.2."""
-    random = np.random.default_rng(seed)
+    off = np.abs(np.array(rows).T @ p - p).sum()
+    assert np.abs(np.array(rows).T @ q - p).sum() <= np.abs(q - p).sum() + off + 1e-12
     logits, noise = random.standard_t(5, 8), random.normal(0, 10 ** random.uniform(-3, 1), 8)
     p, q = (np.exp(one - one.max()) / np.exp(one - one.max()).sum() for one in (logits, logits + noise))
     assert np.abs(p - q).sum() <= np.abs(noise).sum() / 2 + 1e-12
@@ -290,10 +276,6 @@ def test_of_two_tokens_rdk_accepts_more_if_the_drafters_is_the_rarer_one() -> No
             gained = acceptance(np.array([own, 1 - own]), np.array([kept, 1 - kept])) - own
             assert gained >= -1e-12 or own > 0.5
     assert acceptance(np.array([0.9, 0.1]), np.array([0.2, 0.8])) < 0.9
-
-
-PAIRS = [("qwen", "llama2"), ("llama2", "gpt2"), ("gpt2", "qwen")]
-Rows = dict[int, dict[int, float]]  # by draft token: target tokens and weights
 
 
 def sides(target: str, drafter: str) -> tuple[Pair, Tokenization, Tokenization]:
@@ -337,10 +319,7 @@ def test_aligned_rows_are_what_begins_where_a_draft_token_does(names: tuple[str,
     assert any(len(row) > 1 for row in counts.values())
     assert alignment.left_out == 0
     check(alignment.matrix(pair.target.size), pair, counts)
-    strongest = {
-        drafted: dict(sorted(row.items(), key=lambda entry: (-entry[1], entry[0]))[:1])
-        for drafted, row in counts.items()
-    }
+    strongest = {one: dict([min(row.items(), key=lambda entry: (-entry[1], entry[0]))]) for one, row in counts.items()}
     check(alignment.matrix(1), pair, strongest)
     check(Alignment(pair, target, drafter).matrix(8), pair, {})  # nothing was seen: the identity
 
@@ -447,10 +426,6 @@ def test_rare_pairs_are_forgotten_and_counted() -> None:
     assert counts.forgotten == 3
 
 
-TEXTS = ("def größer(x):\n    return x\n", "    the end\n", "")
-RANKING = TokenFrequencies("abc", np.array([5, 0, 7, 5, 0, 1]))
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama2"])
 def test_counts_are_of_the_ids_in_mid_text(name: str) -> None:
     some = kind(name)
@@ -485,35 +460,21 @@ def test_the_share_that_the_most_frequent_cover() -> None:
     assert [RANKING.covered(count) for count in (0, 1, 3, 4, 6)] == [0, 7 / 18, 17 / 18, 1, 1]
 
 
-def test_a_file_comes_back_and_is_small(tmp_path: Path) -> None:
-    some, path = kind("gpt2"), tmp_path / "file"
+def test_a_file_of_frequencies_comes_back_is_small_and_is_refused_if_damaged_or_of_another_tokenizer(path: Path):
+    some = kind("gpt2")
     written = count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS)
     written.write(path)
     read = read_frequencies(path, some.json, "model")
     assert read.tokenizer == written.tokenizer
     np.testing.assert_array_equal(read.counts, written.counts)
     assert path.stat().st_size < 8 * some.size + 200
-
-
-def test_frequencies_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
-    some, path = kind("gpt2"), tmp_path / "file"
-    count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS).write(path)
     with pytest.raises(FrequenciesError, match=r"another tokenizer; make one with: .* --model some/name CORPUS"):
         read_frequencies(path, kind("llama2").json, "some/name")
-
-
-@pytest.mark.parametrize("damage", ["cut", "other", "empty", "folder"])
-def test_damaged_frequencies_are_refused(tmp_path: Path, damage: str) -> None:
-    some, path = kind("gpt2"), tmp_path / "file"
-    count_frequencies(some.json, some.tokenization(Side.DRAFTER), TEXTS).write(path)
-    content = path.read_bytes()
-    if damage == "folder":
+    for damaged in (path.read_bytes()[:-9], b"\x93\xa1a\xa1b\xa1c", b"", None):
         path.unlink()
-        path.mkdir()
-    else:
-        path.write_bytes({"cut": content[:-9], "other": b"\x93\xa1a\xa1b\xa1c", "empty": b""}[damage])
-    with pytest.raises(FrequenciesError, match=r"(damaged|cannot read).*; make one with: crossdraft frequencies"):
-        read_frequencies(path, some.json, "model")
+        path.mkdir() if damaged is None else path.write_bytes(damaged)
+        with pytest.raises(FrequenciesError, match=r"(damaged|cannot read).*; make one with: crossdraft frequencies"):
+            read_frequencies(path, some.json, "model")
 
 
 @pytest.mark.parametrize("counts", [[], [0, 0], [5, -1, 3]])

@@ -32,6 +32,10 @@ OTHER = Side.TARGET.control(0)  # a control symbol that ends nothing
 WORDS = st.text('ab"é', min_size=1, max_size=4)
 LANGUAGES = st.lists(WORDS, min_size=1, max_size=5, unique=True)
 VOCABULARIES = st.lists(st.binary(min_size=1, max_size=3) | WORDS.map(str.encode), max_size=12)
+OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+LENGTH, NUMBER = {"minLength": "x"}, {"properties": {"a": 3}}
+UNSATISFIABLE = {"type": "object", "properties": {"a": {"type": "string", "const": 3}}, "required": ["a"]}
+CIRCULAR = {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}
 
 
 def spelled(texts: list[str]) -> list[Letters]:
@@ -50,11 +54,8 @@ def allowed(words: list[Letters], columns: list[Letters], text: Letters) -> list
     """Those after which the text still begins a word; ends where it is one, or has ended."""
     if text.endswith(EOS):
         return [at for at, one in enumerate(columns) if one == EOS] if text[:-1] in words else []
-    return [
-        at
-        for at, one in enumerate(columns)
-        if (text in words if one == EOS else any(word.startswith(text + one) for word in words))
-    ]
+    begun = {text + one for one in columns if any(word.startswith(text + one) for word in words)}
+    return [at for at, one in enumerate(columns) if (text in words if one == EOS else text + one in begun)]
 
 
 def written(words: list[str], kind: int) -> Grammar:
@@ -127,9 +128,6 @@ def test_what_fits_of_a_guess_and_what_is_forced_after_it(texts: list[str], gues
     assert of_letters().matcher(Grammar.choice(texts)).fitting(text, following) == fits
 
 
-OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
-
-
 def test_white_space_is_free_unless_it_is_not_wanted() -> None:
     columns = spelled([" ", "\n", '"', "}"])
     free, none = (matcher_of(Grammar.json(OBJECT, **more), columns) for more in ({}, {"whitespace_flexible": False}))
@@ -143,14 +141,8 @@ def test_white_space_is_free_unless_it_is_not_wanted() -> None:
     ("grammar", "reason"),
     [
         (Grammar.json({"type": "obj"}), r"error: failed to compile JSON schema: Invalid type: obj, at \$\.type$"),
-        (
-            Grammar.json({"properties": {"a": {"items": {"minLength": "x"}}}}),
-            r"at \$\.properties\.a\.items\.minLength$",
-        ),
-        (
-            Grammar.json({"anyOf": [{}, {"properties": {"a": 3}}]}),
-            r"object or boolean, at \$\.anyOf\.1\.properties\.a$",
-        ),
+        (Grammar.json({"properties": {"a": {"items": LENGTH}}}), r"at \$\.properties\.a\.items\.minLength$"),
+        (Grammar.json({"anyOf": [{}, NUMBER]}), r"object or boolean, at \$\.anyOf\.1\.properties\.a$"),
         (Grammar.json({"$defs": {"a": {"enum": "x"}}, "$ref": "#/$defs/a"}), r"at \$\.\$defs\.a\.enum$"),
         (Grammar.json({"properties": {"b": {"$ref": "#/$defs/x"}}}), r"at \$\.properties\.b\.\$ref$"),
         (Grammar.json({"properties": ["a"]}), r"properties must be an object, at \$\.properties$"),
@@ -158,10 +150,7 @@ def test_white_space_is_free_unless_it_is_not_wanted() -> None:
         (Grammar.ebnf('start: a\na: "x" %json {"items": {"type": "y"}}'), r"error: a: .*, at \$\.items\.type$"),
         (Grammar.json({"properties": {"a.b": {"type": "x"}}}), r'at \$\.properties\["a\.b"\]\.type$'),
         (Grammar.json({"type": "integer", "minimum": 5, "maximum": 3}), r"greater than maximum \(3\), at \$$"),
-        (
-            Grammar.json({"type": "object", "properties": {"a": {"type": "string", "const": 3}}, "required": ["a"]}),
-            r"required property 'a' is unsatisfiable, at \$\.properties\.a$",
-        ),
+        (Grammar.json(UNSATISFIABLE), r"required property 'a' is unsatisfiable, at \$\.properties\.a$"),
         (Grammar.json({"not": {"type": "string"}}), "Unimplemented keys"),
         (Grammar.json("[]"), "a JSON schema must be an object"),
         (Grammar.json('{"a'), "Unterminated string"),
@@ -178,10 +167,7 @@ def test_white_space_is_free_unless_it_is_not_wanted() -> None:
         (Grammar.ebnf("?start: <[65]>"), r"<\[65\]> is not served"),
         (Grammar.ebnf('start: "a" <|eos|>'), r"<\|eos\|> is not served"),
         (Grammar.json({"$ref": "http://example.com/schema"}), "http://example.com/schema"),
-        (
-            Grammar.json({"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}),
-            "no text can match it: a part of it matches nothing, or leads only back to itself",
-        ),
+        (Grammar.json(CIRCULAR), "no text can match it: a part of it matches nothing, or leads only back to itself"),
         (Grammar.json('{"a":' * 10_000 + "1" + "}" * 10_000), "recursion"),
     ],
 )
@@ -204,13 +190,10 @@ def test_references_as_deep_as_a_grammar_may_have_do_not_end_the_process(kind: s
         text = f'r0\n{rules}\n{names[-1]}: "ab"'
         grammar = Grammar.ebnf(f"start: {text if kind == 'rules' else text.replace('r', 'R')}")
     assert len(grammar.text) > MAX_LENGTH * 3 // 4
-    program = (
-        f"import sys; from crossdraft.text.grammar import *; g = Grammar({grammar.kind.value!r}, sys.stdin.read())"
-    )
-    program += "; m = of_letters().matcher(g); print(m.fitting(Letters(''), Letters('')))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=grammar.text, capture_output=True, text=True, check=False
-    )
+    program = f"import sys; from crossdraft.text.grammar import *; kind = {grammar.kind.value!r}; none = Letters('')"
+    program += "; print(of_letters().matcher(Grammar(kind, sys.stdin.read())).fitting(none, none))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=grammar.text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(' "\n')) == (0, "ab"), done.stderr
 
 
@@ -311,11 +294,8 @@ def test_what_takes_too_long_to_compile_is_refused_and_others_are_not() -> None:
 
 
 def test_what_looks_like_a_token_within_texts_is_none() -> None:
-    for grammar in (
-        'start: "<|eos|>" /<[a-z]+>/ // <b>',
-        'root ::= "<a>" [^<>]',
-        '?start: %json {"const": "max_tokens="}',
-    ):
+    texts = 'start: "<|eos|>" /<[a-z]+>/ // <b>', 'root ::= "<a>" [^<>]', '?start: %json {"const": "max_tokens="}'
+    for grammar in texts:
         assert of_letters().matcher(Grammar.ebnf(grammar))
 
 

@@ -22,7 +22,7 @@ def _folder(path: Path, some: Kind, **configs: object) -> str:
 
 
 BEGIN, END, TURN = "BEGIN_OF_SEQUENCE", "END_OF_SEQUENCE", "END_OF_TURN"
-CHAT, BOTH = {"eos_token": "<|im_end|>"}, {0: END, 1: TURN}
+CHAT, NONE, TEXT, BOTH = {"eos_token": "<|im_end|>"}, {"eos_token_id": None}, "<|endoftext|>", {0: END, 1: TURN}
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,7 @@ CHAT, BOTH = {"eos_token": "<|im_end|>"}, {0: END, 1: TURN}
         # Those of all files: of several the one with a usual name ends the turn.
         ({"generation_config": {"eos_token_id": [1, 0]}, "config": {"eos_token_id": 1}}, BOTH),
         ({"tokenizer_config": CHAT, "config": {"eos_token_id": 0}}, BOTH),
-        (
-            {"tokenizer_config": CHAT, "generation_config": {"eos_token_id": [0]}, "config": {"eos_token_id": None}},
-            BOTH,
-        ),
+        ({"tokenizer_config": CHAT, "generation_config": {"eos_token_id": [0]}, "config": NONE}, BOTH),
         ({"generation_config": {"eos_token_id": 0}, "config": {"text_config": {"eos_token_id": [1, -1, 9**6]}}}, BOTH),
         ({"generation_config": {"eos_token_id": [1, 9**6]}, "config": {"eos_token_id": 0}}, BOTH),
         # A single one ends the sequence, whatever its name.
@@ -43,17 +40,8 @@ CHAT, BOTH = {"eos_token": "<|im_end|>"}, {0: END, 1: TURN}
         ({"config": {"eos_token_id": 2}}, {2: END}),
         ({"generation_config": {"eos_token_id": 1}, "config": {"eos_token_id": 2}}, {1: END}),
         # One that begins and ends is an end.
-        ({"tokenizer_config": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}}, {0: END}),
-        (
-            {
-                "tokenizer_config": {
-                    "bos_token": {"content": "<|endoftext|>"},
-                    "eos_token": "<|im_end|>",
-                    "pad_token": None,
-                }
-            },
-            {0: BEGIN, 1: END},
-        ),
+        ({"tokenizer_config": {"bos_token": TEXT, "eos_token": TEXT}}, {0: END}),
+        ({"tokenizer_config": CHAT | {"bos_token": {"content": TEXT}, "pad_token": None}}, {0: BEGIN, 1: END}),
     ],
 )
 def test_symbols_that_begin_and_end(tmp_path: Path, files: dict[str, Any], roles: dict[int, str]) -> None:
@@ -100,14 +88,13 @@ def test_sampling_settings_are_the_models_own_or_none_or_those_of_another_folder
 @pytest.mark.parametrize(
     ("folder", "files", "complaint"),
     [
-        ("", (), "fast tokenizer"),
-        ("", ("tokenizer.model",), "convert it once"),
-        ("no/such", (), "neither a folder nor a hub id"),
+        ("", "x", "fast tokenizer"),
+        ("", "tokenizer.model", "convert it once"),
+        ("no/such", "x", "neither a folder nor a hub id"),
     ],
 )
-def test_a_tokenizer_that_is_not_there(tmp_path: Path, folder: str, files: tuple[str, ...], complaint: str) -> None:
-    for name in files:
-        (tmp_path / name).write_bytes(b"")
+def test_a_tokenizer_that_is_not_there(tmp_path: Path, folder: str, files: str, complaint: str) -> None:
+    (tmp_path / files).write_bytes(b"")
     with pytest.raises(TokenizerMissing, match=complaint):
         load_tokenizer_json(str(tmp_path / folder))
 

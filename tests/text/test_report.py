@@ -76,15 +76,12 @@ def test_what_two_kinds_share_is_counted() -> None:
     assert json.loads(json.dumps(asdict(report)))["shared"] == report.shared
 
 
-def test_a_normalizer_is_named_and_nothing_fails() -> None:
+def test_what_a_vocabulary_cannot_write_and_a_normalizer_changes_is_named() -> None:
     report = _compare("llama2", "lowercase")
     assert report.target_injectivity.holds
     assert not report.drafter_injectivity.holds
     assert report.drafter_injectivity.lossy_parts == ("NFKC", "Lowercase")
     assert report.drafter_injectivity.example
-
-
-def test_a_vocabulary_without_byte_fallback_cannot_write_everything() -> None:
     report = _compare("llama2", "small_unigram")
     assert report.target_written_by_drafter < 1.0 == report.drafter_written_by_target
     assert not report.drafter_injectivity.holds

@@ -24,6 +24,11 @@ from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import TokenizerNotSupported, Trie, Vocabulary
 from tests.text.kinds import PADDING, TOOL, Kind, kind
 
+END_OF_SEQUENCE = ControlRole.END_OF_SEQUENCE.letter
+words = st.lists(
+    st.text("ab\x00\xff" + ControlRole.END_OF_TURN.letter, min_size=1, max_size=4), min_size=1, max_size=12
+)
+
 
 def test_each_id_has_letters_a_rank_and_its_kind(any_kind: Kind) -> None:
     vocabulary, drafter = any_kind.vocabulary(Side.TARGET), any_kind.vocabulary(Side.DRAFTER)
@@ -42,13 +47,10 @@ def test_each_id_has_letters_a_rank_and_its_kind(any_kind: Kind) -> None:
     assert vocabulary.letters[any_kind.id_of("naïve")] == from_bytes("naïve".encode())  # byte-level tokenizers, too
 
 
-def test_all_bytes_are_tokens_of_tokenizers_that_can_write_any_text() -> None:
+def test_bytes_are_tokens_where_any_text_can_be_written_and_rank_behind_the_token_that_is() -> None:
     for name in ("gpt2", "llama3", "llama2", "unigram"):
         vocabulary = kind(name).vocabulary()
         assert all(vocabulary.ids_of(Letters(chr(value))) for value in range(256)), name
-
-
-def test_bytes_of_the_byte_fallback_rank_behind_the_token_that_is_written() -> None:
     llama2 = kind("llama2")
     byte, letter = llama2.id_of("<0x61>"), llama2.id_of("a")
     assert byte < letter
@@ -90,9 +92,6 @@ def test_tokenizers_without_letters_are_refused(field: str, value: str) -> None:
     described["model"][field] = value
     with pytest.raises(TokenizerNotSupported, match=value):
         Vocabulary.build(json.dumps(described), 10, [], [], Side.TARGET)
-
-
-END_OF_SEQUENCE = ControlRole.END_OF_SEQUENCE.letter
 
 
 def _toy(side: Side, *letters: str, nameless: str = "<pad>") -> Vocabulary:
@@ -157,11 +156,6 @@ def test_a_token_is_shared_exactly_if_its_letters_are(any_kind: Kind) -> None:
             assert (found is not None) == (letters in target.letters)
         if is_plain(letters) and found is not None:
             assert target.letters[found] == letters
-
-
-words = st.lists(
-    st.text("ab\x00\xff" + ControlRole.END_OF_TURN.letter, min_size=1, max_size=4), min_size=1, max_size=12
-)
 
 
 def vocabulary(*letters: str) -> Vocabulary:

@@ -21,22 +21,17 @@ def test_places_are_where_ids_are_listed(ids: list[int], asked: list[int]) -> No
     assert row.lists(as_ids(*asked)) == row.lists(asked)
 
 
-def test_an_id_in_the_tail_is_not_known() -> None:
+def test_what_a_row_knows_of_ids_in_its_tail_or_beyond_it() -> None:
+    """An id in the tail is not known; a whole row gives nothing to others; an empty one is all tail."""
     assert [HEAD.probability(token) for token in (7, 2, 5)] == [0.5, 0.2, 0.1]
     assert HEAD.probabilities_of(as_ids(5, 7)).tolist() == [0.1, 0.5]
     for unknown in (lambda: HEAD.probability(3), lambda: HEAD.probabilities_of(as_ids(7, 3))):
         with pytest.raises(KeyError):
             unknown()
-
-
-def test_a_whole_row_gives_nothing_to_others() -> None:
     whole = row_of([7, 2], [3.0, 1.0])
     assert whole.probability(3) == 0
     assert whole.probabilities_of(as_ids(3, 7)).tolist() == [0, 0.75]
     assert whole.lists([3, 4])
-
-
-def test_an_empty_row_is_all_tail() -> None:
     empty = Row(NO_IDS, np.empty(0), 1.0)
     assert not empty.lists([1])
     assert empty.lists([])

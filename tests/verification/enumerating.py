@@ -53,8 +53,6 @@ class EnumeratingChooser:
 
 
 class Refusing(EnumeratingChooser):
-    """Refuses everything."""
-
     def bernoulli(self, probability: float) -> bool:
         return False
 

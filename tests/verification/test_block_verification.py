@@ -26,6 +26,8 @@ from tests.verification.test_overlapped_distributions import LETTERS
 from tests.verification.toys import EXACT, SAME, Overlapped, Schedule, Setup, as_ids, bias, error
 
 BIASED = 0.002  # total variation
+SEEDS = st.integers(0, 2**32 - 1)
+Ends = Callable[[NeedDraftToken, DraftToken], bool]
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,7 @@ def test_the_papers_example() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1),
-    st.sampled_from([(2, 4), (3, 3), (4, 2)]),
-    st.sampled_from([0.2, 1.0, 5.0]),
-    st.booleans(),
-)
+@given(SEEDS, st.sampled_from([(2, 4), (3, 3), (4, 2)]), st.sampled_from([0.2, 1.0, 5.0]), st.booleans())
 def test_a_block_never_accepts_fewer(seed: int, shape: tuple[int, int], concentration: float, truncated: bool) -> None:
     """At least i draft tokens are accepted with at least the probability that they are token by token, for each i.
 
@@ -152,9 +149,6 @@ def test_a_broken_rule_is_seen(broken: type[Block], method: Method, monkeypatch:
     assert error(setup) < EXACT
     monkeypatch.setattr(rejection, "Block", broken)
     assert bias(setup) > BIASED
-
-
-Ends = Callable[[NeedDraftToken, DraftToken], bool]
 
 
 def ending(ends: Ends) -> Method:

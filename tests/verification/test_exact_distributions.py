@@ -26,7 +26,6 @@ from crossdraft.verification.methods import (
     TLI,
     TOKENTIMING,
     UNION,
-    Guess,
     Method,
 )
 from tests.conftest import FULL
@@ -36,6 +35,10 @@ from tests.verification.enumerating import EnumeratingChooser, distance, distrib
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
+ROWS = (STANDARD, UNION, TLI, RDK, COUPLED, COUPLED_SHARED)
+PAIR = pair_of(("a", "b"), ("a", "b"))
+HEAD = Row(toys.as_ids(0), np.zeros(1), 1.0)  # at 0 so that the tail is drawn
+WHOLE = Row(toys.as_ids(0), np.ones(1))
 
 
 def suitable(method: Method) -> list[toys.Toy]:
@@ -156,13 +159,9 @@ def test_ignoring_the_end_symbol(method: Method, draft_tokens: int, length: int)
 def test_what_a_drafter_leaves_out_of_its_context_changes_no_distribution(method, monkeypatch):
     """A symbol of the target's, which it cannot write: its rows are those after another text."""
     unknown = Side.TARGET.control(0)
-    toy, distribution = (
-        toys.Toy("unknown to the drafter", ("a", "b", unknown), ("a", "ab", "b")),
-        ToyDrafter.distribution,
-    )
-    monkeypatch.setattr(
-        ToyDrafter, "distribution", lambda self, text: distribution(self, Letters(text.replace(unknown, "")))
-    )
+    toy, known = toys.Toy("unknown to the drafter", ("a", "b", unknown), ("a", "ab", "b")), ToyDrafter.distribution
+    heard = lambda drafter, text: known(drafter, Letters(text.replace(unknown, "")))  # noqa: E731
+    monkeypatch.setattr(ToyDrafter, "distribution", heard)
     assert toys.error(toys.Setup(toy.with_itself() if method.same_vocabulary else toy, method, 2, 3)) < toys.EXACT
 
 
@@ -174,37 +173,6 @@ def test_temperature_zero_is_the_greedy_text(method: Method, draft_tokens: int) 
         distribution = distribution_of(setup.run)
         assert distribution.keys() == toys.wanted(setup).keys(), toy.name
         assert len(distribution) == 1
-
-
-def test_a_broken_acceptance_rule_is_seen() -> None:
-    """Accepting with p instead of p / q, and drawing corrections from p instead of (p - q)+."""
-    for broken in (accept_with_p, correct_from_p):
-        method = Method("broken", broken, (Guess.OWN,), shared_only=True)
-        assert toys.bias(toys.Setup(toys.SAME, method, 2, 2)) > 0.01
-
-
-def accept_with_p(ground: walks.Ground) -> walks.Walk:
-    return _broken(ground, lambda p, q: p, residual=True)
-
-
-def correct_from_p(ground: walks.Ground) -> walks.Walk:
-    return _broken(ground, lambda p, q: p / q, residual=False)
-
-
-def _broken(ground: walks.Ground, acceptance: Callable[[float, float], float], *, residual: bool) -> walks.Walk:
-    """Rejection sampling with the wrong acceptance or the wrong correction."""
-    offset = ground.offset
-    while (draft_token := (yield from walks.next_draft_token())) is not None:
-        token, q = rejection.in_target_ids(ground.pair, draft_token)
-        row = yield from walks.target_row(listed=q.ids, judging=True)
-        if not ground.chooser.bernoulli(acceptance(row.probability(token), q.probability(token))):
-            token = yield from walks.draw_residual(ground.chooser, row, q if residual else None)
-            yield walks.Emit(token, Kind.CORRECTED)
-            yield walks.Refused(offset)
-            return
-        yield walks.Emit(token, Kind.ACCEPTED)
-        offset += len(ground.pair.target.letters[token])
-    yield from rejection.walk(replace(ground, offset=offset))
 
 
 # A drafter that reads the target's hidden states: what it drafts depends on the passes that were made, too.
@@ -233,14 +201,11 @@ def test_drafters_that_read_hidden_states(method: Method, nodes: int, monkeypatc
 # Several tokens at a node: beside the draft tokens of a chain the pass has others that the drafter's row gives, and
 # what replaces a refused one is followed by another draw where it was among them.
 
-ROWS = (STANDARD, UNION, TLI, RDK, COUPLED, COUPLED_SHARED)
-
 
 def trees() -> list[toys.Setup]:
     pairs = [(method, toy) for method in ROWS for toy in suitable(method)]
-    found = [
-        toys.Setup(toy, method, k, 3, head=head, nodes=12) for method, toy in pairs for k, head in ((2, 99), (1, 1))
-    ]
+    shapes = ((2, 99), (1, 1))
+    found = [toys.Setup(toy, method, k, 3, head=head, nodes=12) for method, toy in pairs for k, head in shapes]
     return few_or_full(found, lambda setup: setup.toy.name in (toys.NESTED.name, toys.ENDING.name))
 
 
@@ -298,16 +263,9 @@ def test_trees_whose_further_draws_are_wrong(monkeypatch: pytest.MonkeyPatch, me
         assert toys.bias(toys.Setup(toys.SAME, method, 2, 3, nodes=12, ignore_end=True)) > 0.005, broken
 
 
-PAIR = pair_of(("a", "b"), ("a", "b"))
-HEAD = Row(toys.as_ids(0), np.zeros(1), 1.0)  # at 0 so that the tail is drawn
-WHOLE = Row(toys.as_ids(0), np.ones(1))
-
-
 @pytest.mark.parametrize("walk", [rejection.walk, coupling.walk])
 @pytest.mark.parametrize("draft_token", [DraftToken(0, Row.certain(0)), None], ids=["refused", "none"])
-def test_the_whole_row_is_drawn_from(
-    walk: Callable[[walks.Ground], walks.Walk], draft_token: DraftToken | None
-) -> None:
+def test_the_whole_row_is_drawn_from(walk: Callable[[walks.Ground], walks.Walk], draft_token: DraftToken | None):
     walking = walk(walks.Ground(PAIR, RandomChooser(np.random.default_rng(0))))
     step: walks.WalkStep = next(walking)
     while not isinstance(step, walks.Emit | walks.Refused):

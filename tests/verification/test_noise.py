@@ -17,6 +17,9 @@ KEY = NoiseKey(2024)
 DISTRIBUTION = np.array([0.4, 0.2, 0.15, 0.1, 0.08, 0.05, 0.02, 0.0])
 IDS = np.arange(8)
 RARE = 1e-4  # least p value
+KNOWN = [3.3031964833774676, 0.4495164279957488, 0.6566401215079303, 0.7230380536734106]
+DRAWN = [3, 0, 2, 2, 4, 3, 4, 0, 0, 4, 6, 2]
+BITS = "120386c4e7c43526"
 
 
 @pytest.mark.parametrize("of", ["offsets", "seeds", "choices"])
@@ -95,8 +98,3 @@ def test_bad_input() -> None:
         KeyedNoise(STRINGS[:2], [0])
     with pytest.raises(ValueError, match="no id has a probability above 0"):
         NOISE.draw(IDS, np.zeros(8), KEY, 0)
-
-
-KNOWN = [3.3031964833774676, 0.4495164279957488, 0.6566401215079303, 0.7230380536734106]
-DRAWN = [3, 0, 2, 2, 4, 3, 4, 0, 0, 4, 6, 2]
-BITS = "120386c4e7c43526"

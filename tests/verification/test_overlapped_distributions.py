@@ -63,18 +63,22 @@ from tests.verification.toys import (
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 LETTERS = Toy("two letters", ("a", "b"), ("a", "b"))
 LETTER_BY_LETTER = Toy("one letter each, two of the target's", ("a", "b", "ab"), ("a", "b"))
-CHOICES = (
-    Choice(2, 1),
-    Choice(4, 1, chunk=2),
-    Choice(1, patience=0),
-    Choice(3, 2),
-    Choice(4, 0, patience=0),
-    Choice(4, 1),
-)
+CHOICES = [Choice(2, 1), Choice(4, 1, chunk=2), Choice(1, patience=0)]
+CHOICES += [Choice(3, 2), Choice(4, 0, patience=0), Choice(4, 1)]
+named = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+PAIRED = (COUPLED, UNION, SLEM, TLI)  # one of each walk over every pair
+PAIRS = [(toy, method) for toy in TOYS for method in PAIRED if method is not TLI or toy.name != "nothing shared"]
+BIASED = 0.01  # total variation
+ADOPTED = Overlapped(LETTERS, TLI, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, salt="t7")
+NARROW, MATCH = Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1), Branches.match
 TREE = Choice(2, 2, overlap=False, tree_nodes=6)
 ENDED = replace(TREE, least_likely=0.5)  # ... that the drafter ends by what it has drawn
 FEW = ("DT", "TTD", "DDT", "TDS")  # the drafter as fast as the target, late, ahead; waits that end
 PATTERNS = [*FEW, *sorted({"".join(acts) for acts in itertools.product("DTS", repeat=3)} - {*FEW})]
+LENGTH = 3
+SEEDS = 2000 if FULL else 500
+SMALLEST_P = 1e-4
+NO_CHOICE = RandomChooser.__new__(RandomChooser)  # `seeded` makes no choice of its own
 
 
 def toys_of(method: Method, window: int) -> tuple[Toy, ...]:
@@ -95,7 +99,6 @@ def check(method: Method, choices: tuple[Choice, ...], schedule: Schedule, **cha
             assert error(given) < EXACT, given
 
 
-named = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 # One of each walk: what happens to a session's services it is told in the same way.
 walks = pytest.mark.parametrize(
     "method", few_or_full(METHODS, lambda method: method in (TLI, COUPLED, SLEM)), ids=lambda method: method.name
@@ -104,11 +107,7 @@ walks = pytest.mark.parametrize(
 
 @pytest.mark.parametrize(
     ("number", "pattern"),
-    [
-        (number, pattern) if pattern in FEW[number % 2 :: 2] else full(number, pattern)
-        for number in range(len(METHODS))
-        for pattern in PATTERNS
-    ],
+    few_or_full(itertools.product(range(len(METHODS)), PATTERNS), lambda given: given[1] in FEW[given[0] % 2 :: 2]),
 )
 def test_draft_tokens_that_come_when_they_like(number: int, pattern: str) -> None:
     """Each method under two patterns with one choice each; the full tests have all."""
@@ -121,10 +120,6 @@ def test_draft_tokens_that_come_when_they_like(number: int, pattern: str) -> Non
 def test_choices_that_change_from_epoch_to_epoch(method: Method, pattern: str) -> None:
     choices = (Choice(1, 1), PLAIN, Choice(2, 2, overlap=False), Choice(3, 0, patience=0))
     check(method, choices, Schedule(pattern))
-
-
-PAIRED = (COUPLED, UNION, SLEM, TLI)  # one of each walk over every pair
-PAIRS = [(toy, method) for toy in TOYS for method in PAIRED if method is not TLI or toy.name != "nothing shared"]
 
 
 @pytest.mark.parametrize(
@@ -280,12 +275,6 @@ def test_seeded_text_is_the_same_whatever_happens(toy: Toy) -> None:
             assert tuple(one.token for one in runs.play(given, seed).emitted) == wanted
 
 
-LENGTH = 3
-SEEDS = 2000 if FULL else 500
-SMALLEST_P = 1e-4
-NO_CHOICE = RandomChooser.__new__(RandomChooser)  # `seeded` makes no choice of its own
-
-
 class SeededTarget(ToyTarget):
     """Answers nodes with keyed draws, as the service does."""
 
@@ -379,9 +368,6 @@ def p_value(seen: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]
     return fit.p
 
 
-BIASED = 0.01  # total variation
-
-
 @dataclass(frozen=True)
 class Peeking(Schedule):
     """Holds a draft token back, until patience has ended, because of its letters."""
@@ -448,23 +434,12 @@ def follow_the_draft(self: Session) -> list[Command]:
     return commands
 
 
-ADOPTED = Overlapped(LETTERS, TLI, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, salt="t7")
-
-
 @pytest.mark.parametrize(
     ("given", "part", "name", "broken"),
     [
-        (
-            Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1),
-            Session,
-            "_over",
-            over_at_a_judged_need,
-        ),
+        (NARROW, Session, "_over", over_at_a_judged_need),
         (Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 4, 1), Session, "_emit_known", follow_the_draft),
-        *(
-            (replace(ADOPTED, method=one), Branches, "match", only_first(Branches.match))
-            for one in (STANDARD, TLI, COUPLED)
-        ),
+        *((replace(ADOPTED, method=one), Branches, "match", only_first(MATCH)) for one in (STANDARD, TLI, COUPLED)),
     ],
     ids=lambda value: value.method.name if isinstance(value, Overlapped) else getattr(value, "__name__", str(value)),
 )

@@ -28,6 +28,10 @@ from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, T
 LATE = Toy("excluded by a piece before the last", ("a", "b", "aba"), ("a", "b"))
 TWICE = Toy("excluded twice", ("a", "b", "ba", "aba"), ("a", "b"))
 PAIRS = (*TOYS, LATE, TWICE)
+WORDS = [first + second + third for first in "abc" for second in ("", *"abc") for third in ("", *"abc")]
+WIDE = Toy("all strings of three letters", tuple(sorted(set(WORDS))), ("a", "b", "c", "ab"))
+SHORT = st.text("abc", max_size=6)
+SEQUENCES = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=5)
 
 
 def cells() -> list[Setup]:
@@ -39,9 +43,8 @@ def cells() -> list[Setup]:
     for toy in PAIRS:
         longest = 3 if min(len(toy.target), len(toy.drafter)) == 2 else 2
         out += [Setup(toy, SLRS, draft_tokens, length) for draft_tokens, length in ((1, 3), (2, 3), (3, longest))]
-    return few_or_full(
-        out, lambda setup: setup.draft_tokens == 1 + (PAIRS.index(setup.toy) + 1) % 3 or setup.toy is LATE
-    )
+    k = {toy: 1 + number % 3 for number, toy in enumerate(PAIRS, 1)}
+    return few_or_full(out, lambda setup: setup.draft_tokens == k[setup.toy] or setup.toy is LATE)
 
 
 @pytest.mark.parametrize("setup", cells(), ids=lambda setup: f"{setup.toy.name}-K{setup.draft_tokens}")
@@ -124,10 +127,6 @@ def test_draft_tokens_are_revealed_until_the_piece_is_certain(text: str, reveale
     assert asked == revealed
 
 
-WORDS = [first + second + third for first in "abc" for second in ("", *"abc") for third in ("", *"abc")]
-WIDE = Toy("all strings of three letters", tuple(sorted(set(WORDS))), ("a", "b", "c", "ab"))
-
-
 class Table:
     """Answers the needs of walks over one draft of the wide toy's."""
 
@@ -139,7 +138,6 @@ class Table:
         self._scores: dict[str, float] = {}
 
     def first(self, chooser: RandomChooser | EnumeratingChooser) -> Emit:
-        """The first token that a walk emits."""
         drafter = ToyDrafter(self.pair.drafter.letters, chooser)
         hidden = [drafter.propose() for _ in range(self.draft_tokens)]
         walk = prefixes.walk(Ground(self.pair, chooser, drafted=self.draft_tokens))
@@ -238,10 +236,6 @@ def test_large_questions_are_split() -> None:
     assert max(sizes) == prefixes.MAX_ASKED
 
 
-SHORT = st.text("abc", max_size=6)
-SEQUENCES = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=5)
-
-
 def distance_by_definition(one: str, other: str) -> int:
     """Appendix H, as it stands."""
     if not one or not other:
@@ -317,10 +311,8 @@ def judged(target: Sequence[str], drafted: Sequence[tuple[str, float]], **given:
     pair = pair_of(target, (*letters, "other"))
     chooser = Asked()
     steps = walk(Ground(pair, chooser, encode=greedy_tokens(pair.target), **given))
-    draft_tokens = [
-        DraftToken(letters.index(text), row_of([letters.index(text), len(letters)], [chance, 1 - chance]))
-        for text, chance in drafted
-    ]
+    ids = [(letters.index(text), chance) for text, chance in drafted]
+    draft_tokens = [DraftToken(one, row_of([one, len(letters)], [chance, 1 - chance])) for one, chance in ids]
     found: list[str] = []
     step: WalkStep = next(steps)
     while True:

@@ -37,6 +37,7 @@ from tests.verification.enumerating import EnumeratingChooser, distance, distrib
 END = ControlRole.END_OF_SEQUENCE.letter
 TURN = ControlRole.END_OF_TURN.letter
 EXACT = 1e-12
+MOST_STEPS = 300
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,13 @@ TOYS = (
     Toy("nothing shared", ("ab", "b"), ("a", "bb")),
 )
 NAMED = {toy.name: toy for toy in TOYS}
-SAME, NESTED, TWO, ENDING = (
-    NAMED[name] for name in ("same", "nested prefixes", "prefixes of one another", "end symbol")
-)
+SAME, NESTED, TWO, _, ENDING, *_ = TOYS
 # More of them, for methods that compare letters one by one.
 TEXTS = (
     Toy("the target inside the drafter", ("a", "b"), ("a", "b", "ab")),
     Toy("several tokens over one", ("a", "aba", "b"), ("ab", "a", "ba")),
     Toy("a token over several", ("abab", "b", "aba"), ("a", "b", "abb")),
-    Toy(
-        "symbols without a role", ("a", Side.TARGET.control(0), Side.TARGET.control(1)), ("aa", Side.DRAFTER.control(0))
-    ),
+    Toy("symbols without a role", ("a", *map(Side.TARGET.control, (0, 1))), ("aa", Side.DRAFTER.control(0))),
 )
 # The same vocabulary, but for rows that only one side has, or for the roles of control symbols.
 ALIKE = (
@@ -182,14 +179,12 @@ def drafter_of(method: Method, pair: Pair, chooser: Chooser, temperature: float 
     """A drafter that proposes what the method asks for."""
     allowed = pair.shared_drafter_ids if method.shared_only else None
     if method.redistributed:
-        return RedistributingDrafter(
-            pair.drafter.letters, chooser, allowed, temperature, target_letters=pair.target.letters
-        )
+        given = pair.drafter.letters, chooser, allowed, temperature
+        return RedistributingDrafter(*given, target_letters=pair.target.letters)
     return ToyDrafter(pair.drafter.letters, chooser, allowed, temperature)
 
 
 def as_ids(*tokens: int) -> np.ndarray:
-    """Ids as an int64 array."""
     return np.array(tokens, dtype=np.int64)
 
 
@@ -199,9 +194,6 @@ def row_of(ids: Ids | list[int], weights: Probabilities | list[float], total: fl
     listed = float(values.sum())
     scale = listed if total is None else max(total, listed)
     return Row(np.asarray(ids, dtype=np.int64), values / scale, max(0.0, 1.0 - listed / scale))
-
-
-MOST_STEPS = 300
 
 
 class Act(Enum):
@@ -224,7 +216,6 @@ class Schedule:
     losses: tuple[tuple[int, str], ...] = ()  # steps with a loss instead
 
     def play(self, stage: Stage) -> None:
-        """From the first command to the last."""
         stage.start()
         for step in count():
             if stage.finished is not None:
@@ -236,7 +227,6 @@ class Schedule:
             self.step(stage, Act(dict(self.losses).get(step, self.pattern[step % len(self.pattern)])))
 
     def step(self, stage: Stage, act: Act) -> None:
-        """The act, or the first one that is possible."""
         for one in (act, Act.TARGET, Act.DRAFT, Act.STALL):
             if self.possible(stage, one):
                 return
@@ -272,7 +262,6 @@ class InTurn:
     unwanted: int = 0  # times that it is asked for a drafter and wants none
 
     def fresh(self) -> "Turns":
-        """A controller that begins with the first."""
         return Turns(self)
 
 
