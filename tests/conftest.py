@@ -30,29 +30,16 @@ gc.disable()  # until all modules are imported: collections would go through wha
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 TOGETHER = ("tests/cluster/", "tests/cli/")  # folders whose tests share processes that take long to start
-LONGEST = (  # then the others, those with most tests first
-    "tests/soak/test_soak.py",
-    *TOGETHER,
-    "tests/endtoend/test_tensor_parallel.py",
-    "tests/endtoend/test_failures.py",
-    "tests/endtoend/test_grammar.py",
-    "tests/engine/test_compilation.py",
-    "tests/drafter/test_branches.py",
-    "tests/serving/page/test_page.py",
-    "tests/deploy/test_gpu.py",
-    "tests/endtoend/test_greedy.py",
-    "tests/endtoend/test_distribution.py",
-    "tests/endtoend/test_seeded.py",
-    "tests/serving/test_stack.py",
-    "tests/engine/test_architectures.py",
-    "tests/audit/test_statistics.py",
-    "tests/serving/http/test_schema.py",
-    "tests/speculation/test_controller.py",
-    "tests/target/test_runs.py",
-    "tests/session/test_rules.py",
-    "tests/engine/test_runner.py",
-    "tests/rpc/test_link_faults.py",
-)
+MODULES = """
+endtoend/test_tensor_parallel endtoend/test_grammar endtoend/test_failures engine/test_compilation
+engine/test_architectures speculation/test_controller deploy/test_gpu endtoend/test_greedy drafter/test_branches
+client/test_api verification/test_overlapped_distributions verification/test_exact_distributions
+engine/test_attention serving/page/test_page serving/test_stack serving/http/test_schema engine/test_sampler
+endtoend/test_distribution audit/test_statistics text/test_grammar engine/test_tensor_parallel endtoend/test_seeded
+engine/test_engine speculation/test_selection target/test_runs engine/test_runner client/test_discovery
+lab/test_seeds lab/test_models lab/test_throughput engine/test_sequential_engine
+"""  # by the processor time they take
+LONGEST = ("tests/soak/test_soak.py", *TOGETHER, *(f"tests/{one}.py" for one in MODULES.split()))
 ON_UVLOOP = ("tests/client/", "tests/rpc/", "tests/drafter/", "tests/target/")  # as in servers
 FULL = "CROSSDRAFT_FULL_TESTS" in os.environ
 EXAMPLES = 100 if FULL else 40  # of a property, where its test says no other number
@@ -73,7 +60,7 @@ def drafter_first(monkeypatch: pytest.MonkeyPatch) -> None:
 class Grouped(LoadScopeScheduling):
     """Where tests run in several processes, those of a file stay together, as do those of some folders.
 
-    What takes longest begins first, so that all processes end at about the same time.
+    What takes longest begins first, then what has most tests, so that all processes end at about the same time.
 
     By pytest-xdist's own hook: its `--dist loadgroup` (3.8.0) has no effect with pytest 9.2, which has no `_nodeid`.
     """
