@@ -2,6 +2,7 @@
 and audits: honest drafters pass, one that lies about its rows is caught."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -138,6 +139,20 @@ async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter,
     assert (found.ids, found.text) == (wanted.ids, wanted.text)
     assert found.statistics.method == wanted.statistics.method
     assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")
+
+
+async def test_what_an_ended_output_holds_is_freed_without_a_collection(pipeline):
+    gc.disable()
+    try:
+        watch = Keeper()
+        gone = ref(watch)
+        run = await ended(pipeline.run(client.GenerationRequest.of(PROMPT, max_tokens=8, overlap="off"), watch))
+        assert run.statistics.draft_tokens and run.addresses == frozenset() and len(run.statistics.lanes) == 2
+        del watch, run
+        await asyncio.sleep(0)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_what_choices_share_is_never_that_of_another_request() -> None:

@@ -1,8 +1,10 @@
 """A drafter's sessions: rows, draws, chunks, epochs dropped between two forwards; and their rules, without a model."""
 
 import asyncio
+import gc
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -186,6 +188,21 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
             await gate.thread.submit(nothing())
         assert gate.thread.steps == 1
         assert not gate.thread.engine.slots_in_use
+
+
+async def test_what_an_ended_session_holds_is_freed_without_a_collection(drafter_model: RunningModel) -> None:
+    gc.disable()
+    try:
+        session, epoch = DrafterSession(DrafterService(drafter_model), OPEN, nothing), DraftProgress(FIRST)
+        gone = ref(session)
+        session.begin(epoch)
+        await session.draft(epoch, lambda _: None)
+        session.close()
+        del session, epoch
+        await drafter_model.thread.submit(nothing())  # behind what closes it
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_draft_token_is_sent_before_the_next_one_is_made(drafter_model: RunningModel) -> None:

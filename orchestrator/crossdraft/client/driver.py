@@ -15,8 +15,9 @@ from typing import Any
 
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
-from crossdraft.rpc.links import LinkSession
+from crossdraft.rpc.links import LinkSession, Traffic
 from crossdraft.session import events
+from crossdraft.session.ledger import Ledger
 from crossdraft.session.session import Session
 from crossdraft.trace.timeline import Step, Watch
 from crossdraft.types.messages import OpenTarget, PromptScored
@@ -32,8 +33,9 @@ class LaneWatch:
         self.role = role
         self.address = ""  # where its session is, once that is decided
         self.lost = ""  # why it was lost, as in `LaneFigures`
-        self.session: LinkSession | None = None  # once it is open
-        self._opened = 0.0
+        # Of its session, once that is open; not the session, which with its listener would keep the whole output.
+        self.traffic, self.ledger = Traffic(), Ledger()
+        self.since: float | None = None  # when it was opened
         self._closed: float | None = None
         self._counts = [0] * (len(BOUNDS) + 1)
         self._trip_seconds = self._queued = self._model_seconds = 0.0
@@ -46,17 +48,16 @@ class LaneWatch:
         self.lost = self.lost or why
 
     def opened(self, session: LinkSession, now: float) -> None:
-        self.session, self._opened = session, now
+        self.traffic, self.ledger, self.since = session.traffic, session.ledger, now
 
     def closed(self, now: float) -> None:
         self._closed = now
 
     def answered(self, reply: events.Reply, now: float) -> None:
         """A reply came. Of a request's first one, time outside the model is wire, codecs and queues: a round trip."""
-        assert self.session is not None
         seconds = getattr(reply, "seconds", 0.0)
         self._model_seconds += seconds
-        asked = self.session.ledger.answered
+        asked = self.ledger.answered
         if asked is not None and asked.replies == 1:
             took = max(0.0, now - asked.at - seconds)
             self._counts[bisect_left(BOUNDS, took)] += 1
@@ -65,10 +66,8 @@ class LaneWatch:
 
     def figures(self, now: float) -> LaneFigures:
         trips = Trips(tuple(self._counts), self._trip_seconds, self._queued)
-        if self.session is None:
-            return LaneFigures(self.role, self.address, 0, 0, trips, self.lost)
         end = now if self._closed is None else self._closed
-        traffic, seconds = self.session.traffic, end - self._opened
+        traffic, seconds = self.traffic, 0.0 if self.since is None else end - self.since
         return LaneFigures(
             role=self.role,
             address=self.address,
@@ -79,7 +78,7 @@ class LaneWatch:
             model_seconds=self._model_seconds,
             codec_seconds=traffic.codec_seconds,
             open_seconds=seconds,
-            idle_seconds=max(0.0, seconds - self.session.ledger.busy(end)),
+            idle_seconds=max(0.0, seconds - self.ledger.busy(end)),
         )
 
 
@@ -183,6 +182,7 @@ class Driver:
         self._events: deque[tuple[events.Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
         self._lanes: dict[events.Lane, ServiceLane] = {}
+        self._measured: list[LaneWatch] = []  # of all lanes
         # Each calls at this second of the loop's clock, which may be before it is due. A handle does not say: uvloop's
         # are of whole milliseconds, and those of the next one have no time.
         self._timers: dict[events.Timer, tuple[float, asyncio.Handle]] = {}
@@ -196,10 +196,10 @@ class Driver:
         self._context: contextvars.Context  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
-        now, watches = self._ended or time.monotonic(), [lane.watch for lane in self._lanes.values()]
-        figures = tuple(watch.figures(now) for watch in watches)
+        now = self._ended or time.monotonic()
+        figures = tuple(watch.figures(now) for watch in self._measured)
         targets = [one for one in figures if one.role == "target"]
-        traffic = [watch.session.traffic for watch in watches if watch.session is not None]
+        traffic = [watch.traffic for watch in self._measured]
         of_targets = sum(one.bytes_sent + one.bytes_received for one in targets)
         return Times(
             seconds=now - self._began,
@@ -220,7 +220,7 @@ class Driver:
     def addresses(self) -> frozenset[str]:
         """Where it has open sessions now."""
         lanes = self._lanes.values()
-        return frozenset(lane.watch.address for lane in lanes if lane.live and lane.watch.session is not None)
+        return frozenset(lane.watch.address for lane in lanes if lane.live and lane.watch.since is not None)
 
     async def run(self, emit: TokenSink) -> events.Finished:
         """Carry out commands and feed back events until the session is finished.
@@ -321,7 +321,8 @@ class Driver:
     def _open(self, command: events.Open) -> None:
         target = isinstance(command.request, OpenTarget)
         roster: Roster[Any] = self._services.targets if target else self._services.drafters
-        self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
+        lane = self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
+        self._measured.append(lane.watch)
 
     def _take(self, lane: ServiceLane) -> str:
         """The address where a lane is opened; raises the role's latest ServiceError if none is left."""
@@ -361,3 +362,4 @@ class Driver:
             timer.cancel()
         for lane in self._lanes.values():
             lane.close()
+        self._lanes.clear()  # each reports to this driver: the two would keep each other for the garbage collector
