@@ -147,7 +147,8 @@ async def test_what_an_ended_output_holds_is_freed_without_a_collection(pipeline
         watch = Keeper()
         gone = ref(watch)
         run = await ended(pipeline.run(client.GenerationRequest.of(PROMPT, max_tokens=8, overlap="off"), watch))
-        assert run.statistics.draft_tokens and run.addresses == frozenset() and len(run.statistics.lanes) == 2
+        assert run.statistics.draft_tokens
+        assert (len(run.statistics.lanes), run.addresses) == (2, frozenset())
         del watch, run
         await asyncio.sleep(0)
         assert gone() is None

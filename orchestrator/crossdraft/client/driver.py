@@ -99,7 +99,7 @@ class ServiceLane:
         self,
         opening: events.Open,
         roster: Roster[Any],
-        report: Callable[[events.Event], None],
+        report: Callable[..., None],
         take: Callable[["ServiceLane"], str],
         context: contextvars.Context,
     ) -> None:
@@ -131,8 +131,9 @@ class ServiceLane:
         self._report(events.Ready(self._number))
 
     def received(self, reply: events.Reply) -> None:
-        self.watch.answered(reply, time.monotonic())
-        self._report(events.Replied(self._number, reply))
+        now = time.monotonic()
+        self.watch.answered(reply, now)
+        self._report(events.Replied(self._number, reply), now)
 
     def lost(self, error: ServiceError) -> None:
         self._fail(name_of(error))
@@ -244,11 +245,11 @@ class Driver:
             self._ended = time.monotonic()
             self._release()
 
-    def _report(self, event: events.Event) -> None:
+    def _report(self, event: events.Event, now: float | None = None) -> None:
         """Take an event that happens now; it is handled after those before it."""
         if isinstance(event, events.Lost) and isinstance(event.error, ServiceError):
             self._failures[self._lanes[event.lane].roster.role] = event.error
-        self._events.append((event, time.monotonic()))
+        self._events.append((event, time.monotonic() if now is None else now))
         self._handle_all()
 
     def _handle_all(self) -> None:
@@ -298,10 +299,10 @@ class Driver:
         emitted: list[events.Emitted] = []
         finished: events.Finished | None = None
         for command in commands:
-            if isinstance(command, events.Send):
-                self._lanes[command.lane].send(command.request)
-            elif isinstance(command, events.Emitted):
+            if isinstance(command, events.Emitted):
                 emitted.append(command)
+            elif isinstance(command, events.Send):
+                self._lanes[command.lane].send(command.request)
             elif isinstance(command, events.SetTimer):
                 self._set_timer(command)
             elif isinstance(command, events.Open):

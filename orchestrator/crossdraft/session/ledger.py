@@ -19,10 +19,7 @@ class Asked:
 
     request: Any
     at: float  # when it was sent
-    replies: int = 0  # that have come
-
-    def answered(self) -> None:
-        self.replies += 1
+    replies: int = 0  # that have come; the ledger counts them
 
 
 ANSWERED: dict[type, tuple[type, Callable[[Any], Any]]] = {  # by the reply: its request, and what they have in common
@@ -60,7 +57,7 @@ class Ledger:
 
     @property
     def owes(self) -> bool:
-        return bool(self._due) or self.drafting
+        return bool(self._due) or (self.received < self.wanted and not self.aside)
 
     @property
     def score(self) -> messages.Score | None:
@@ -110,7 +107,7 @@ class Ledger:
         of_draft = isinstance(reply, messages.Drafted)
         asked = self.answered = self._drafted(reply) if of_draft else self._answered_by(reply)
         if asked is not None:
-            asked.answered()
+            asked.replies += 1
             self.heard(now)
         return asked
 

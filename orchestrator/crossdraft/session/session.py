@@ -388,12 +388,11 @@ class Session:
         commands: list[events.Command] = []
         if self.epoch.waits_for is None and not self.drafter.due:
             self._begin_walk()
-        while self.state is State.RUNNING and self.epoch.waits_for is not None:
-            epoch = self.epoch
+        while self.state is State.RUNNING and (step := (epoch := self.epoch).waits_for) is not None:
             if epoch.choice.review_after and self._reviewable:
                 commands += self._review()
                 continue
-            match epoch.waits_for:
+            match step:
                 case Emit() as emit:
                     foreseen = emit.kind is Kind.CORRECTED and epoch.choice.tree_nodes and self._guessed(emit.token)
                     commands += self._emit(emit.token, Kind.ACCEPTED if foreseen else emit.kind)
@@ -408,6 +407,10 @@ class Session:
                         epoch.answer(held.answer.token)
                     else:
                         self._begin_walk()  # a row that was meant for a draft serves as well
+                case NeedDraftToken(()) if epoch.revealed < len(epoch.draft_tokens):  # usual, and needs no more calls
+                    if self._stall.since is not None:
+                        self._end_stall()
+                    epoch.reveal()
                 case NeedDraftToken() as need:
                     more, waits = self._reveal(need)
                     commands += more

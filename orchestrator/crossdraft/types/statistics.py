@@ -76,6 +76,7 @@ class Kind(Enum):
 
 ACCEPTED, BONUS = Kind.ACCEPTED, Kind.BONUS  # an attribute of an Enum costs more than a name
 
+
 @dataclass(frozen=True, kw_only=True)
 class Counted:
     """What a session counts of one generation."""
