@@ -2,7 +2,6 @@
 and audits: honest drafters pass, one that lies about its rows is caught."""
 
 import asyncio
-import gc
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,7 +25,7 @@ from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import DRAFTER, TARGET
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.server import Listening, Server, without_collections
 from crossdraft.session import session
 from crossdraft.session.assignment import Audit, Secrets
 from crossdraft.session.events import Emitted, Replied
@@ -142,8 +141,7 @@ async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter,
 
 
 async def test_what_an_ended_output_holds_is_freed_without_a_collection(pipeline):
-    gc.disable()
-    try:
+    with without_collections():
         watch = Keeper()
         gone = ref(watch)
         run = await ended(pipeline.run(client.GenerationRequest.of(PROMPT, max_tokens=8, overlap="off"), watch))
@@ -152,8 +150,6 @@ async def test_what_an_ended_output_holds_is_freed_without_a_collection(pipeline
         del watch, run
         await asyncio.sleep(0)
         assert gone() is None
-    finally:
-        gc.enable()
 
 
 async def test_what_choices_share_is_never_that_of_another_request() -> None:

@@ -1,7 +1,6 @@
 """A drafter's sessions: rows, draws, chunks, epochs dropped between two forwards; and their rules, without a model."""
 
 import asyncio
-import gc
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from weakref import ref
@@ -21,6 +20,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import BadRequest, ProtocolBroken
+from crossdraft.rpc.server import without_collections
 from crossdraft.text.grammar import Grammar, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.types.messages import (
@@ -191,8 +191,7 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
 
 
 async def test_what_an_ended_session_holds_is_freed_without_a_collection(drafter_model: RunningModel) -> None:
-    gc.disable()
-    try:
+    with without_collections():
         session, epoch = DrafterSession(DrafterService(drafter_model), OPEN, nothing), DraftProgress(FIRST)
         gone = ref(session)
         session.begin(epoch)
@@ -201,8 +200,6 @@ async def test_what_an_ended_session_holds_is_freed_without_a_collection(drafter
         del session, epoch
         await drafter_model.thread.submit(nothing())  # behind what closes it
         assert gone() is None
-    finally:
-        gc.enable()
 
 
 async def test_a_draft_token_is_sent_before_the_next_one_is_made(drafter_model: RunningModel) -> None:

@@ -33,8 +33,7 @@ class LaneWatch:
         self.role = role
         self.address = ""  # where its session is, once that is decided
         self.lost = ""  # why it was lost, as in `LaneFigures`
-        # Of its session, once that is open; not the session, which with its listener would keep the whole output.
-        self.traffic, self.ledger = Traffic(), Ledger()
+        self.traffic, self.ledger = Traffic(), Ledger()  # of its session, once that is open, which keeps its listener
         self.since: float | None = None  # when it was opened
         self._closed: float | None = None
         self._counts = [0] * (len(BOUNDS) + 1)
@@ -200,15 +199,14 @@ class Driver:
         now = self._ended or time.monotonic()
         figures = tuple(watch.figures(now) for watch in self._measured)
         targets = [one for one in figures if one.role == "target"]
-        traffic = [watch.traffic for watch in self._measured]
         of_targets = sum(one.bytes_sent + one.bytes_received for one in targets)
         return Times(
             seconds=now - self._began,
             first_token_seconds=max(0.0, self._first_token - self._began),
             wire_seconds=sum(one.trips.seconds for one in figures),
             verification_seconds=self._verification,
-            bytes_sent=round(sum(one.bytes_sent for one in traffic)),
-            bytes_received=round(sum(one.bytes_received for one in traffic)),
+            bytes_sent=round(sum(watch.traffic.bytes_sent for watch in self._measured)),
+            bytes_received=round(sum(watch.traffic.bytes_received for watch in self._measured)),
             events=self._handled,
             target_bytes=of_targets,
             drafter_bytes=sum(one.bytes_sent + one.bytes_received for one in figures) - of_targets,

@@ -19,7 +19,10 @@ class Asked:
 
     request: Any
     at: float  # when it was sent
-    replies: int = 0  # that have come; the ledger counts them
+    replies: int = 0  # that have come
+
+    def answered(self) -> None:
+        self.replies += 1
 
 
 ANSWERED: dict[type, tuple[type, Callable[[Any], Any]]] = {  # by the reply: its request, and what they have in common
@@ -107,7 +110,7 @@ class Ledger:
         of_draft = isinstance(reply, messages.Drafted)
         asked = self.answered = self._drafted(reply) if of_draft else self._answered_by(reply)
         if asked is not None:
-            asked.replies += 1
+            asked.answered()
             self.heard(now)
         return asked
 

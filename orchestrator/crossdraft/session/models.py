@@ -104,8 +104,7 @@ def with_defaults(request: GenerationRequest, own: SamplingDefaults) -> Generati
     options, tokens = own.fill(request.options), own.tokens(request.max_tokens)
     if options.min_tokens > tokens:
         return replace(request, options=options, max_tokens=tokens)  # which raises
-    same = options is request.options and tokens is request.max_tokens
-    return request if same else request.unchecked(options=options, max_tokens=tokens)
+    return request.unchecked(options=options, max_tokens=tokens)
 
 
 def choose_method(request: GenerationRequest, models: Models) -> Method:

@@ -160,8 +160,7 @@ class Answers:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
         if flight.root > self._base:
             gone = tuple(self._ids[self._base : flight.root])
-            size = len(gone)
-            kept = {path[size:]: held for path, held in self._held.items() if path[:size] == gone}
+            kept = {path[len(gone) :]: held for path, held in self._held.items() if path[: len(gone)] == gone}
             self._held, self._base = kept, flight.root
         root, own = self._own
         if flight.root + len(flight.own) > root + len(own) or not self.covers(()):

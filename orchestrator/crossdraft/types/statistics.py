@@ -74,9 +74,6 @@ class Kind(Enum):
     BONUS = "bonus"  # drawn with no draft token left
 
 
-ACCEPTED, BONUS = Kind.ACCEPTED, Kind.BONUS  # an attribute of an Enum costs more than a name
-
-
 @dataclass(frozen=True, kw_only=True)
 class Counted:
     """What a session counts of one generation."""
@@ -185,7 +182,7 @@ class Counts(Counted):
         """Counts a token of the output."""
         own = self.__dict__
         own["tokens"] += 1
-        own["accepted" if kind is ACCEPTED else "bonus" if kind is BONUS else "corrected"] += 1  # `value` costs more
+        own["accepted" if kind is Kind.ACCEPTED else kind._value_] += 1  # `value` costs more
 
     def note(self, undrafted: str = "", drafter_lost: str = "") -> None:
         """Keeps what is given."""

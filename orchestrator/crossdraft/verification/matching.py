@@ -12,11 +12,8 @@ from crossdraft.verification.walk import NEXT, SAMPLE, Emit, Ground, Refused, Un
 
 def walk(ground: Ground) -> Walk:
     """Draw, compare with the draft's letters, emit; until they differ."""
-    text, target, drafter = (
-        Unreached(ground.offset, ground.ahead),
-        ground.pair.target.letters,
-        ground.pair.drafter.letters,
-    )
+    text, pair = Unreached(ground.offset, ground.ahead), ground.pair
+    target, drafter = pair.target.letters, pair.drafter.letters
     while True:
         token = yield SAMPLE
         assert isinstance(token, int)

@@ -42,9 +42,7 @@ class MemoryFrame(bytes):
         """Raises ValueError where the codec of a wire would because of rows."""
         frame, found = MemoryFrame(), [message for _, message in messages if _has_rows(message)]
         if found:
-            sent = [
-                node for done in found if isinstance(done, PassDone) for node in done.nodes if isinstance(node, Row)
-            ]
+            sent = [node for done in found if isinstance(done, PassDone) for node in done.nodes]
             rows = iter(codec.rounded(sent) if sent else ())
             messages = [(number, _rounded(message, rows)) for number, message in messages]
         frame.messages = messages
@@ -57,21 +55,19 @@ def _has_rows(message: Any) -> bool:
 
 
 def _rounded(message: Any, rows: Iterator[Row]) -> Any:
-    if not _has_rows(message):
-        return message
     if isinstance(message, RowFetched):
         row = message.row
         if row.whole:
             return replace(message, row=replace(row, probabilities=row.probabilities.astype(np.float32).astype(float)))
         return replace(message, row=codec.rounded([row])[0])
-    return replace(message, nodes=tuple(islice(rows, len(message.nodes))))
+    return replace(message, nodes=tuple(islice(rows, len(message.nodes)))) if _has_rows(message) else message
 
 
 def codec_of(side: object, otherwise: "FrameCodec[Any, Any]") -> "FrameCodec[Any, Any]":
     """Of a link on this channel, or in this handler's context."""
     if not isinstance(side, MemoryChannel | MemoryContext):
         return otherwise
-    # Without weights: what waits is there anyhow, and how many messages may wait is limited, too.
+    # Nothing has a weight: what waits takes no further memory, and its number is limited, too.
     return replace(otherwise, encode=MemoryFrame.of, decode=lambda frame: vars(frame)["messages"], weight=lambda _: 0)
 
 
