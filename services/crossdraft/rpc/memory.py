@@ -42,7 +42,7 @@ class MemoryFrame(bytes):
         """Raises ValueError where the codec of a wire would because of rows."""
         frame, found = MemoryFrame(), [message for _, message in messages if _has_rows(message)]
         if found:
-            sent = [node for done in found if isinstance(done, PassDone) for node in done.nodes]
+            sent: list[Any] = [node for done in found if isinstance(done, PassDone) for node in done.nodes]
             rows = iter(codec.rounded(sent) if sent else ())
             messages = [(number, _rounded(message, rows)) for number, message in messages]
         frame.messages = messages
