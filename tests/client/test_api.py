@@ -24,7 +24,7 @@ from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import DRAFTER, TARGET
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.server import Listening, Server, without_collections
 from crossdraft.session import session
 from crossdraft.session.assignment import Audit, Secrets
 from crossdraft.session.resolution import resolve
@@ -146,6 +146,18 @@ async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter,
     assert (found.ids, found.text) == (wanted.ids, wanted.text)
     assert found.statistics.method == wanted.statistics.method
     assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")
+
+
+async def test_what_an_ended_output_holds_is_freed_without_a_collection(pipeline):
+    with without_collections():
+        watch = Keeper()
+        gone = ref(watch)
+        run = await ended(pipeline.run(client.GenerationRequest.of(PROMPT, max_tokens=8, overlap="off"), watch))
+        assert run.statistics.draft_tokens
+        assert (len(run.statistics.lanes), run.addresses) == (2, frozenset())
+        del watch, run
+        await asyncio.sleep(0)
+        assert gone() is None
 
 
 async def test_what_choices_share_is_never_that_of_another_request() -> None:

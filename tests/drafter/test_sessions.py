@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.errors import BadRequest, ProtocolBroken
+from crossdraft.rpc.server import without_collections
 from crossdraft.text.grammar import Grammar, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, from_bytes
 from crossdraft.types.messages import (
@@ -189,6 +191,18 @@ async def test_a_session_that_is_cancelled_stops_drafting_and_gives_back_its_pla
             await gate.thread.submit(nothing())
         assert gate.thread.steps == 1
         assert not gate.thread.engine.slots_in_use
+
+
+async def test_what_an_ended_session_holds_is_freed_without_a_collection(drafter_model: RunningModel) -> None:
+    with without_collections():
+        session, epoch = DrafterSession(DrafterService(drafter_model), OPEN, nothing), DraftProgress(FIRST)
+        gone = ref(session)
+        session.begin(epoch)
+        await session.draft(epoch, lambda _: None)
+        session.close()
+        del session, epoch
+        await drafter_model.thread.submit(nothing())  # behind what closes it
+        assert gone() is None
 
 
 async def test_a_draft_token_is_sent_before_the_next_one_is_made(drafter_model: RunningModel) -> None:

@@ -1,7 +1,6 @@
 """One faulty session, or one faulty peer, harms no other: what each side of a link does about the other's faults."""
 
 import asyncio
-import gc
 import re
 import threading
 import weakref
@@ -25,7 +24,7 @@ from crossdraft.rpc.event_loop import SMALL, Beside
 from crossdraft.rpc.frames import MAX_MESSAGES, MAX_SHARED, TARGET, EndSession, FrameCodec, SessionEnded
 from crossdraft.rpc.handlers import MAX_EARLY, UNREAD_LIMITS
 from crossdraft.rpc.links import MAX_IN_LOOP, Outbox, Patience
-from crossdraft.rpc.server import Listening, Server
+from crossdraft.rpc.server import Listening, Server, without_collections
 from crossdraft.rpc.transport import MIB, MessageLimit
 from crossdraft.types.messages import FetchRow, Opened, OpenTarget, Pass, PassDone
 from crossdraft.types.rows import Row
@@ -443,8 +442,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_leaves_no_traceback(s
 
 @pytest.mark.wire
 async def test_what_an_ended_session_holds_is_freed_without_a_collection(link, service):
-    gc.disable()
-    try:
+    with without_collections():
         for number in range(1, 4):
             await opened(link, number)
             await link.send((number, EndSession()))
@@ -453,8 +451,6 @@ async def test_what_an_ended_session_holds_is_freed_without_a_collection(link, s
         service.sessions.clear()
         await opened(link, 4)  # the last one's end is over
         assert [one() for one in ended] == [None] * 3
-    finally:
-        gc.enable()
 
 
 async def flood(link: RawLink, frames: list[bytes]) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 from crossdraft.client.roster import Roster, Services
 from crossdraft.rpc.errors import Internal, ServiceError, Unreachable, name_of
-from crossdraft.rpc.links import LinkSession
+from crossdraft.rpc.links import LinkSession, Traffic
 from crossdraft.session import events
+from crossdraft.session.ledger import Ledger
 from crossdraft.session.session import Session
 from crossdraft.trace.timeline import Step, Watch
 from crossdraft.types.messages import OpenTarget, PromptScored
@@ -32,8 +33,8 @@ class LaneWatch:
         self.role = role
         self.address = ""  # where its session is, once that is decided
         self.lost = ""  # why it was lost, as in `LaneFigures`
-        self.session: LinkSession | None = None  # once it is open
-        self._opened = 0.0
+        self.traffic, self.ledger = Traffic(), Ledger()  # of its session, once that is open, which keeps its listener
+        self.since: float | None = None  # when it was opened
         self._closed: float | None = None
         self._counts = [0] * (len(BOUNDS) + 1)
         self._trip_seconds = self._queued = self._model_seconds = 0.0
@@ -46,17 +47,16 @@ class LaneWatch:
         self.lost = self.lost or why
 
     def opened(self, session: LinkSession, now: float) -> None:
-        self.session, self._opened = session, now
+        self.traffic, self.ledger, self.since = session.traffic, session.ledger, now
 
     def closed(self, now: float) -> None:
         self._closed = now
 
     def answered(self, reply: events.Reply, now: float) -> None:
         """A reply came. Of a request's first one, time outside the model is wire, codecs and queues: a round trip."""
-        assert self.session is not None
         seconds = getattr(reply, "seconds", 0.0)
         self._model_seconds += seconds
-        asked = self.session.ledger.answered
+        asked = self.ledger.answered
         if asked is not None and asked.replies == 1:
             took = max(0.0, now - asked.at - seconds)
             self._counts[bisect_left(BOUNDS, took)] += 1
@@ -65,10 +65,8 @@ class LaneWatch:
 
     def figures(self, now: float) -> LaneFigures:
         trips = Trips(tuple(self._counts), self._trip_seconds, self._queued)
-        if self.session is None:
-            return LaneFigures(self.role, self.address, 0, 0, trips, self.lost)
         end = now if self._closed is None else self._closed
-        traffic, seconds = self.session.traffic, end - self._opened
+        traffic, seconds = self.traffic, 0.0 if self.since is None else end - self.since
         return LaneFigures(
             role=self.role,
             address=self.address,
@@ -79,7 +77,7 @@ class LaneWatch:
             model_seconds=self._model_seconds,
             codec_seconds=traffic.codec_seconds,
             open_seconds=seconds,
-            idle_seconds=max(0.0, seconds - self.session.ledger.busy(end)),
+            idle_seconds=max(0.0, seconds - self.ledger.busy(end)),
         )
 
 
@@ -100,7 +98,7 @@ class ServiceLane:
         self,
         opening: events.Open,
         roster: Roster[Any],
-        report: Callable[[events.Event], None],
+        report: Callable[..., None],
         take: Callable[["ServiceLane"], str],
         context: contextvars.Context,
     ) -> None:
@@ -132,8 +130,9 @@ class ServiceLane:
         self._report(events.Ready(self._number))
 
     def received(self, reply: events.Reply) -> None:
-        self.watch.answered(reply, time.monotonic())
-        self._report(events.Replied(self._number, reply))
+        now = time.monotonic()
+        self.watch.answered(reply, now)
+        self._report(events.Replied(self._number, reply), now)
 
     def lost(self, error: ServiceError) -> None:
         self._fail(name_of(error))
@@ -183,6 +182,7 @@ class Driver:
         self._events: deque[tuple[events.Event, float]] = deque()  # with the time of each one's arrival
         self._handling = False
         self._lanes: dict[events.Lane, ServiceLane] = {}
+        self._measured: list[LaneWatch] = []  # of all lanes
         # Each calls at this second of the loop's clock, which may be before it is due. A handle does not say: uvloop's
         # are of whole milliseconds, and those of the next one have no time.
         self._timers: dict[events.Timer, tuple[float, asyncio.Handle]] = {}
@@ -196,18 +196,17 @@ class Driver:
         self._context: contextvars.Context  # sessions are opened in it: log lines name its request
 
     def times(self) -> Times:
-        now, watches = self._ended or time.monotonic(), [lane.watch for lane in self._lanes.values()]
-        figures = tuple(watch.figures(now) for watch in watches)
+        now = self._ended or time.monotonic()
+        figures = tuple(watch.figures(now) for watch in self._measured)
         targets = [one for one in figures if one.role == "target"]
-        traffic = [watch.session.traffic for watch in watches if watch.session is not None]
         of_targets = sum(one.bytes_sent + one.bytes_received for one in targets)
         return Times(
             seconds=now - self._began,
             first_token_seconds=max(0.0, self._first_token - self._began),
             wire_seconds=sum(one.trips.seconds for one in figures),
             verification_seconds=self._verification,
-            bytes_sent=round(sum(one.bytes_sent for one in traffic)),
-            bytes_received=round(sum(one.bytes_received for one in traffic)),
+            bytes_sent=round(sum(watch.traffic.bytes_sent for watch in self._measured)),
+            bytes_received=round(sum(watch.traffic.bytes_received for watch in self._measured)),
             events=self._handled,
             target_bytes=of_targets,
             drafter_bytes=sum(one.bytes_sent + one.bytes_received for one in figures) - of_targets,
@@ -220,7 +219,7 @@ class Driver:
     def addresses(self) -> frozenset[str]:
         """Where it has open sessions now."""
         lanes = self._lanes.values()
-        return frozenset(lane.watch.address for lane in lanes if lane.live and lane.watch.session is not None)
+        return frozenset(lane.watch.address for lane in lanes if lane.live and lane.watch.since is not None)
 
     async def run(self, emit: TokenSink) -> events.Finished:
         """Carry out commands and feed back events until the session is finished.
@@ -244,11 +243,11 @@ class Driver:
             self._ended = time.monotonic()
             self._release()
 
-    def _report(self, event: events.Event) -> None:
+    def _report(self, event: events.Event, now: float | None = None) -> None:
         """Take an event that happens now; it is handled after those before it."""
         if isinstance(event, events.Lost) and isinstance(event.error, ServiceError):
             self._failures[self._lanes[event.lane].roster.role] = event.error
-        self._events.append((event, time.monotonic()))
+        self._events.append((event, time.monotonic() if now is None else now))
         self._handle_all()
 
     def _handle_all(self) -> None:
@@ -298,10 +297,10 @@ class Driver:
         emitted: list[events.Emitted] = []
         finished: events.Finished | None = None
         for command in commands:
-            if isinstance(command, events.Send):
-                self._lanes[command.lane].send(command.request)
-            elif isinstance(command, events.Emitted):
+            if isinstance(command, events.Emitted):
                 emitted.append(command)
+            elif isinstance(command, events.Send):
+                self._lanes[command.lane].send(command.request)
             elif isinstance(command, events.SetTimer):
                 self._set_timer(command)
             elif isinstance(command, events.Open):
@@ -321,7 +320,8 @@ class Driver:
     def _open(self, command: events.Open) -> None:
         target = isinstance(command.request, OpenTarget)
         roster: Roster[Any] = self._services.targets if target else self._services.drafters
-        self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
+        lane = self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
+        self._measured.append(lane.watch)
 
     def _take(self, lane: ServiceLane) -> str:
         """The address where a lane is opened; raises the role's latest ServiceError if none is left."""
@@ -361,3 +361,4 @@ class Driver:
             timer.cancel()
         for lane in self._lanes.values():
             lane.close()
+        self._lanes.clear()  # each reports to this driver: the two would keep each other for the garbage collector

@@ -102,8 +102,9 @@ class Models:
 def with_defaults(request: GenerationRequest, own: SamplingDefaults) -> GenerationRequest:
     """With the target's own settings in place of what is left out; raises RequestError if they do not go together."""
     options, tokens = own.fill(request.options), own.tokens(request.max_tokens)
-    same = options is request.options and tokens is request.max_tokens
-    return request if same else replace(request, options=options, max_tokens=tokens)
+    if options.min_tokens > tokens:
+        return replace(request, options=options, max_tokens=tokens)  # which raises
+    return request.unchecked(options=options, max_tokens=tokens)
 
 
 def choose_method(request: GenerationRequest, models: Models) -> Method:

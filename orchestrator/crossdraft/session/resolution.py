@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from crossdraft.config.fields import unchecked
 from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.models import Models, choose_method, with_defaults
 from crossdraft.session.output import fault_of_committed
@@ -72,7 +73,7 @@ def sampling_of(request: GenerationRequest, models: Models) -> SamplingOptions:
     words = [ids for word in request.bad_words for ids in _bad_word_ids(word, tokenization)]
     ends = sorted(tokenization.vocabulary.stops.union(request.stop_token_ids)) if options.min_tokens else ()
     allowed = frozenset(options.allowed_token_ids)
-    options = replace(
+    options = unchecked(
         options,
         bad_word_ids=(*options.bad_word_ids, *words),
         end_ids=tuple(ends),

@@ -388,12 +388,11 @@ class Session:
         commands: list[events.Command] = []
         if self.epoch.waits_for is None and not self.drafter.due:
             self._begin_walk()
-        while self.state is State.RUNNING and self.epoch.waits_for is not None:
-            epoch = self.epoch
+        while self.state is State.RUNNING and (step := (epoch := self.epoch).waits_for) is not None:
             if epoch.choice.review_after and self._reviewable:
                 commands += self._review()
                 continue
-            match epoch.waits_for:
+            match step:
                 case Emit() as emit:
                     foreseen = emit.kind is Kind.CORRECTED and epoch.choice.tree_nodes and self._guessed(emit.token)
                     commands += self._emit(emit.token, Kind.ACCEPTED if foreseen else emit.kind)
@@ -408,8 +407,13 @@ class Session:
                         epoch.answer(held.answer.token)
                     else:
                         self._begin_walk()  # a row that was meant for a draft serves as well
-                case NeedDraftToken() as need:
-                    more, waits = self._reveal(need)
+                case NeedDraftToken(path) if not epoch.exhausted and (not path or self.target.answers.covers(path)):
+                    self._end_stall()
+                    epoch.reveal()
+                case NeedDraftToken(path) if path:
+                    epoch.answer(None)
+                case NeedDraftToken():
+                    more, waits = self._without_draft_token()
                     commands += more
                     if waits:
                         return commands
@@ -427,24 +431,16 @@ class Session:
                         commands += self._next_epoch()
         return commands
 
-    def _reveal(self, need: NeedDraftToken) -> tuple[list[events.Command], bool]:
-        """Give the walk the next draft token, or let it go on without one; and whether it has to wait instead."""
-        epoch = self.epoch
-        if need.path and (epoch.exhausted or not self.target.answers.covers(need.path)):
-            epoch.answer(None)
-            return [], False
-        if not epoch.exhausted:
-            self._end_stall()
-            epoch.reveal()
-            return [], False
+    def _without_draft_token(self) -> tuple[list[events.Command], bool]:
+        """None is left to be revealed: let the walk go on without; and whether it has to wait for the next one."""
         commands = self._advance()  # what max_draft_tokens allows is due, not used up
         # With no row at the frontier there is nothing to settle with: a pass is needed first.
         hurried = self._hurried and self.target.answers.held is not None
         if not self.drafter.due or self._given.method.samples or hurried:
             self._report()
-            epoch.settle()
+            self.epoch.settle()
             return commands, False
-        if epoch.outrun and self._bare:
+        if self.epoch.outrun and self._bare:
             return commands + self._next_epoch(), False
         return commands, True
 

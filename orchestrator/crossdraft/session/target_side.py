@@ -98,16 +98,16 @@ class Answers:
         self._own: tuple[int, Path] = 0, ()  # tokens of output before a pass, and the own tokens that it covered
         self._base = 0  # tokens of output before the paths below
         self._held: dict[Path, Held] = {}
-        self._frontier: tuple[int, Held | None] = -1, None  # tokens of output, and what is known after them
+        self._frontier = -1  # tokens of output
+        self._known: Held | None = None  # after them
 
     @property
     def held(self) -> Held | None:
         """What is known at the frontier."""
-        count, held = self._frontier
-        if count != len(self._ids):
-            held = self._held.get(tuple(self._ids[self._base :]))
-            self._frontier = len(self._ids), held
-        return held
+        ids = self._ids
+        if self._frontier != len(ids):
+            self._frontier, self._known = len(ids), self._held.get(tuple(ids[self._base :]))
+        return self._known
 
     def after(self, path: Path) -> Held | None:
         """What is known after this path from the frontier on."""
@@ -148,7 +148,7 @@ class Answers:
 
     def log_probabilities(self, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """Of a token at the frontier, in nats, and of the likeliest ids there; None if they did not come with it."""
-        found = self.held
+        found = self._known if self._frontier == len(self._ids) else self.held
         answer = None if found is None else found.answer
         if isinstance(answer, messages.Sample):
             return answer.log_probability, answer.likely
@@ -163,7 +163,7 @@ class Answers:
             kept = {path[len(gone) :]: held for path, held in self._held.items() if path[: len(gone)] == gone}
             self._held, self._base = kept, flight.root
         root, own = self._own
-        if not self.covers(()) or flight.root + len(flight.own) > root + len(own):
+        if flight.root + len(flight.own) > root + len(own) or not self.covers(()):
             self._own = flight.root, flight.own
         sent, passed = flight.sent, tuple(self._ids[flight.root : self._base])
         answered = sent.answered if sent.run == 1 else (0,) * len(nodes)
@@ -176,7 +176,7 @@ class Answers:
         if size := len(passed):  # else the output may have gone another way
             found = ((path[size:], held) for path, held in found if path[:size] == passed)
         self._held.update(found)
-        self._frontier = -1, None
+        self._frontier = -1
 
     def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | messages.Sample] | None:
         """Where a row fetched for this node belongs, and what is held there; None: the output went another way."""
@@ -191,12 +191,12 @@ class Answers:
         if replaced is not None:
             row = replace(row, likely=replaced[1].likely)  # a whole row comes without
             self._held[replaced[0]] = Held(row, flight.lane, flight.sent.number, node)
-            self._frontier = -1, None
+            self._frontier = -1
 
     def forget(self, path: Path) -> None:
         """What is known after this path is not enough, and its pass is over: another pass must bring it."""
         self._held.pop((*self._ids[self._base :], *path), None)
-        self._frontier = -1, None
+        self._frontier = -1
 
     def _cut(self, row: Row, listed: Ids) -> Row:
         """The head and the listed ids; the rest joins the tail."""

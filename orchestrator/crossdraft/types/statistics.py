@@ -182,7 +182,7 @@ class Counts(Counted):
         """Counts a token of the output."""
         own = self.__dict__
         own["tokens"] += 1
-        own["accepted" if kind is Kind.ACCEPTED else kind.value] += 1  # the latter costs more
+        own["accepted" if kind is Kind.ACCEPTED else kind._value_] += 1  # `value` costs more
 
     def note(self, undrafted: str = "", drafter_lost: str = "") -> None:
         """Keeps what is given."""

@@ -5,25 +5,26 @@ a beginning of t that the draft has reached so far; the first that differs ends 
 the target's draws alone: exact for any drafter, and the draft decides only how many draws a pass yields.
 """
 
-from crossdraft.types.rows import DraftToken
+from crossdraft.types.rows import DraftToken, Whose
 from crossdraft.types.statistics import Kind
-from crossdraft.verification.walk import NEXT, SAMPLE, Emit, Ground, Refused, Unreached, Walk, draft_token_letters
+from crossdraft.verification.walk import NEXT, SAMPLE, Emit, Ground, Refused, Unreached, Walk
 
 
 def walk(ground: Ground) -> Walk:
     """Draw, compare with the draft's letters, emit; until they differ."""
-    text = Unreached(ground.offset, ground.ahead)
+    text, pair = Unreached(ground.offset, ground.ahead), ground.pair
+    target, drafter = pair.target.letters, pair.drafter.letters
     while True:
         token = yield SAMPLE
         assert isinstance(token, int)
-        wrong = text.commit(ground.pair.target.letters[token])
+        wrong = text.commit(target[token])
         kind = Kind.ACCEPTED
         while wrong is None and text.ahead:
             draft_token = yield NEXT
             if not isinstance(draft_token, DraftToken):
                 kind = Kind.BONUS
                 break
-            wrong = text.reveal(draft_token_letters(ground.pair, draft_token))
+            wrong = text.reveal((target if draft_token.whose is Whose.TARGET else drafter)[draft_token.token])
         yield Emit(token, kind if wrong is None else Kind.CORRECTED)
         if wrong is not None:
             yield Refused(wrong)

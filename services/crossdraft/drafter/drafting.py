@@ -219,9 +219,8 @@ class DraftTree:
 
 @dataclass(frozen=True, eq=False)
 class SessionState:
-    """What all epochs of a session draft with."""
+    """What all epochs of a session draft with; the engine's name for the session."""
 
-    session: Hashable  # the engine's name for it
     context: Context
     source: DrawSource
     vocabulary: Vocabulary  # the drafter's
@@ -320,7 +319,7 @@ class Drafting:
 
     def _new_tree(self, ids: Path) -> None:
         """What is fed from now on begins with the whole text."""
-        self._tree = DraftTree(self._state.session, ids)
+        self._tree = DraftTree(self._state, ids)
         self._tip = Tip()
 
     def _make_room(self) -> None:

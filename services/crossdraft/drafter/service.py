@@ -109,7 +109,6 @@ class DrafterSession:
         self._working = working
         self._opening = opening
         self._state = SessionState(
-            session=self,
             context=Context(running.tokenization, opening.prompt, running.description.context, opening.templated),
             source=service.source(opening),
             vocabulary=running.tokenization.vocabulary,
@@ -121,7 +120,7 @@ class DrafterSession:
         self._latest: tuple[DraftProgress, Drafting | TreeDrafting, Scoring] | None = None
 
     def close(self) -> None:
-        self._thread.close_session(self)
+        self._thread.close_session(self._state)
 
     def begin(self, epoch: DraftProgress) -> None:
         self._pending.append(epoch)
@@ -179,7 +178,7 @@ class DrafterSession:
             columns.follow(context.ids)
         self._give(request.hidden)
         text = context.letters(0, context.offset) if state.source.masking else NOTHING
-        scoring = Scoring(service.running, lambda: service.index, state.source, self, context.ids, text)
+        scoring = Scoring(service.running, lambda: service.index, state.source, state, context.ids, text)
         if tree is not None:
             return TreeDrafting(state, epoch, tree, self._draws(epoch.number)), scoring
         drafting = Drafting(state, epoch, shape, self._draws(epoch.number), scoring)
@@ -197,7 +196,7 @@ class DrafterSession:
             raise ProtocolBroken(f"the hidden states have {found} numbers each, and this drafter reads such of {size}")
         states = {context.tokens_before(offset): state for offset, state in hidden.by_place().items()}
         states.pop(0, None)
-        self._thread.engine.give(self, context.ids, states)
+        self._thread.engine.give(self._state, context.ids, states)
 
     def _shape(self, request: Draft) -> BranchShape:
         """No branches where each draw is audited, where they would leave too little text, nor of the target's tokens,

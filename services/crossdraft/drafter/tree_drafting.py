@@ -76,7 +76,7 @@ class TreeDrafting:
         self._shape = shape
         self._draws = draws
         self._replies = ReplyBuffer(epoch)
-        self._fed = DraftTree(state.session, state.context.ids)
+        self._fed = DraftTree(state, state.context.ids)
         self._draft = [Node(None, -1, 0.0, state.context.offset, 0, Tip())]  # the root, then the draft's nodes
         self._unexpanded: list[Node] = []  # a heap of the others
         self._rows: dict[tuple[int, int], TopRow] = {}  # that the engine has, by place of the parent and token

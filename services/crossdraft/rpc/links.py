@@ -101,11 +101,10 @@ class Outbox(Generic[Waiting]):
         waiting.append((message, weight))
         self._count += 1
         self._weight += weight
-        if not self._news.is_set():
-            if within <= 0:
-                self._news.set()
-            else:
-                self._leave_within(within)
+        if within <= 0:
+            self._news.set()
+        elif not self._news.is_set():
+            self._leave_within(within)
         return len(waiting)
 
     def _leave_within(self, seconds: float) -> None:

@@ -35,38 +35,40 @@ _endpoints: "WeakValueDictionary[str, MemoryEndpoint]" = WeakValueDictionary()  
 class MemoryFrame(bytes):
     """In place of a frame: no bytes, but the messages, with their sessions' numbers."""
 
-    messages: tuple[tuple[int, Any], ...]
+    messages: Sequence[tuple[int, Any]]
 
     @staticmethod
     def of(messages: Sequence[tuple[int, Any]]) -> "MemoryFrame":
         """Raises ValueError where the codec of a wire would because of rows."""
-        frame, passes = MemoryFrame(), [message for _, message in messages if _has_rows(message)]
-        sent = [node for done in passes for node in done.nodes if isinstance(node, Row)]
-        rows = iter(codec.rounded(sent) if sent else ())
-        frame.messages = tuple((number, _rounded(message, rows)) for number, message in messages)
+        frame, found = MemoryFrame(), [message for _, message in messages if _has_rows(message)]
+        if found:
+            sent: list[Any] = [node for done in found if isinstance(done, PassDone) for node in done.nodes]
+            rows = iter(codec.rounded(sent) if sent else ())
+            messages = [(number, _rounded(message, rows)) for number, message in messages]
+        frame.messages = messages
         return frame
 
 
 def _has_rows(message: Any) -> bool:
-    return isinstance(message, PassDone) and isinstance(message.nodes[0] if message.nodes else None, Row)
+    kind = type(message)
+    return kind is RowFetched or (kind is PassDone and isinstance(message.nodes[0] if message.nodes else None, Row))
 
 
 def _rounded(message: Any, rows: Iterator[Row]) -> Any:
-    if _has_rows(message):
-        return replace(message, nodes=tuple(islice(rows, len(message.nodes))))
     if isinstance(message, RowFetched):
         row = message.row
         if row.whole:
             return replace(message, row=replace(row, probabilities=row.probabilities.astype(np.float32).astype(float)))
         return replace(message, row=codec.rounded([row])[0])
-    return message
+    return replace(message, nodes=tuple(islice(rows, len(message.nodes)))) if _has_rows(message) else message
 
 
 def codec_of(side: object, otherwise: "FrameCodec[Any, Any]") -> "FrameCodec[Any, Any]":
     """Of a link on this channel, or in this handler's context."""
     if not isinstance(side, MemoryChannel | MemoryContext):
         return otherwise
-    return replace(otherwise, encode=MemoryFrame.of, decode=lambda frame: vars(frame)["messages"])
+    # Nothing has a weight: what waits takes no further memory, and its number is limited, too.
+    return replace(otherwise, encode=MemoryFrame.of, decode=lambda frame: vars(frame)["messages"], weight=lambda _: 0)
 
 
 def serves(address: str) -> bool:

@@ -215,16 +215,16 @@ class TargetSession:
             request = self._waiting.popleft()
             if isinstance(request, RunTo):  # what it is about is over
                 continue
-            if isinstance(request, FetchRow):
-                self._busy = self._fetch(request)
-            elif isinstance(request, ScorePrompt):
-                self._busy = self._running.thread.submit(self._score(request), self._replies.working)
-            else:
+            if isinstance(request, Pass):
                 self._begin(request)
                 if self._matcher is not None and self._matcher.slow:
                     self._busy = asyncio.ensure_future(self._after_masks(request))
                 else:
                     self._busy = self._running.thread.submit(self._job(request), self._replies.working)
+            elif isinstance(request, FetchRow):
+                self._busy = self._fetch(request)
+            else:
+                self._busy = self._running.thread.submit(self._score(request), self._replies.working)
             self._busy.add_done_callback(partial(self._ended, request))
 
     async def _after_masks(self, request: Pass) -> Found | None:
