@@ -3,10 +3,11 @@ tokens of its own and with its own settings; and the assignment of a session.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from crossdraft.config.fields import unchecked
 from crossdraft.session.assignment import Assignment, Audit, Secrets
 from crossdraft.session.models import Models, choose_method, with_defaults
 from crossdraft.session.output import fault_of_committed
@@ -72,7 +73,7 @@ def sampling_of(request: GenerationRequest, models: Models) -> SamplingOptions:
     words = [ids for word in request.bad_words for ids in _bad_word_ids(word, tokenization)]
     ends = sorted(tokenization.vocabulary.stops.union(request.stop_token_ids)) if options.min_tokens else ()
     allowed = frozenset(options.allowed_token_ids)
-    options = replace(
+    options = unchecked(
         options,
         bad_word_ids=(*options.bad_word_ids, *words),
         end_ids=tuple(ends),
@@ -357,7 +358,7 @@ def _open_drafter(
     temperature, options = request.drafter_temperature, request.options.of_drafter
     return OpenDrafter(
         prompt=prompts.drafter,
-        options=options if temperature is None else replace(options, temperature=temperature),
+        options=options if temperature is None else unchecked(options, temperature=temperature),
         noise=audit.key if audit is not None else noise if method.keyed else None,
         row_width=request.row_width if method.drafter_rows or audit is not None else 0,
         allowed=allowed,

@@ -4,7 +4,7 @@ Only `crossdraft.rpc` converts them to protobuf messages and back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class SamplingOptions(Sampling):
         for name, fault_of in LISTS.items():
             if fault := fault_of(value := getattr(self, name)):
                 raise OptionError(name, fault)
-            if isinstance(value, list) or any(isinstance(one, list) for one in value):
+            if isinstance(value, list) or (fault_of != fault_of_ids and any(isinstance(one, list) for one in value)):
                 object.__setattr__(self, name, tuple([tuple(one) if isinstance(one, list) else one for one in value]))
 
     @property
@@ -79,7 +79,7 @@ class SamplingOptions(Sampling):
     @property
     def of_drafter(self) -> "SamplingOptions":
         """Without what is for the target's logits only."""
-        return replace(self, **{name: getattr(SamplingOptions, name) for name in ONLY_TARGETS})
+        return unchecked(self, **{name: getattr(SamplingOptions, name) for name in ONLY_TARGETS})
 
 
 def shown(value: object) -> str:
