@@ -27,9 +27,10 @@ from crossdraft.cli.running import (
     counted,
     run_to_end,
 )
+from crossdraft.cli.serve import faults_of_models
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.config.engine import EngineOptions
-from crossdraft.engine.names import BUNDLED_PREFIX
+from crossdraft.engine.names import BUNDLED_PREFIX, check_name
 from crossdraft.session.models import fault_of_pair
 from crossdraft.verification.methods import method_named
 
@@ -83,7 +84,8 @@ class Selection:
         ]
 
     def check(self) -> None:
-        """Raises UsageError if a request would be refused, before anything is started."""
+        """Raises UsageError if a request would be refused, CommandFailed if there is no such model, before anything is
+        started."""
         if not self.drafters:
             raise UsageError("give at least one --drafter")
         if len(self.prompts) < 2:
@@ -91,6 +93,10 @@ class Selection:
         with checked_options():
             for method in self.tried:
                 self.requests(method)
+        with faults_of_models():
+            for name in (self.target, *self.drafters):
+                if not ADDRESS.fullmatch(name):
+                    check_name(name)
 
 
 def select(

@@ -201,7 +201,7 @@ async def own_services(own: OwnModels, place: Listening, for_workers: bool = Fal
         ]
     check_ports(own, place.host)
     for model in named:
-        check_name(model)  # what is wrong with it is said before torch is imported
+        await asyncio.to_thread(check_name, model)  # what is wrong with it is said before torch is imported
     async with AsyncExitStack() as stack:
         with ending_at_once():
             servers = await _started(replace(own, threads=own.threads or threads_each(len(named))), places, stack)

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from crossdraft.text.tokenizer_file import TokenizerMissing, files_of
+
 INFLATED_PREFIX = "inflated:"
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
@@ -54,11 +56,14 @@ def larger_of(name: str) -> Any:
 
 
 def check_name(name: str) -> None:
-    """Raises ModelLoadError as far as a name says it: there is no such bundled model or folder, or no laboratory, which
-    makes models of this kind."""
+    """Raises ModelLoadError: there is no such bundled model or folder, the hub does not know it or cannot be asked, or
+    there is no laboratory, which makes models of this kind."""
     if name.startswith((INFLATED_PREFIX, RANDOM_PREFIX)):
         check_laboratory(name)
-    source_of(name)
+    try:
+        files_of(source_of(name))("config.json")
+    except TokenizerMissing as error:
+        raise ModelLoadError(str(error)) from error
 
 
 def source_of(name: str) -> str:
