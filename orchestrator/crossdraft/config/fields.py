@@ -1,5 +1,6 @@
 """Fields that are options, and whether a value is in the range of one."""
 
+import re
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import MISSING, Field, field, fields
@@ -154,14 +155,17 @@ def typed(record: type) -> tuple[tuple["Field[Any]", tuple[type, ...], str], ...
 
 
 def fault_of_address(address: str) -> str:
-    """What is wrong with it as host:port, to be said after what it is of; empty if nothing is."""
+    """What is wrong with it as host:port, an IPv6 address in brackets, to be said after what it is of; empty: nothing.
+
+    gRPC's own names for a target (`dns:///host:1`, `ipv4:1.2.3.4:1`, `unix:/path`) are none.
+    """
     scheme, separator, _ = address.partition("://")
     if separator:
         return f"must be HOST:PORT, without {scheme}://, got {address!r}"
-    host, colon, port = address.rpartition(":")
-    if host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+    found = re.fullmatch(r"(?:[^\s:/=\[\]]+|\[[^\s/=\[\]]+\]):([0-9]{1,5})", address)
+    if found and 0 < int(found[1]) < 65536:
         return ""
-    return f"must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}"
+    return f"must be HOST:PORT, such as 127.0.0.1:7001 or [::1]:7001, got {address!r}"
 
 
 def unchecked(record: Kind, **changed: Any) -> Kind:
