@@ -180,6 +180,9 @@ async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_ev
         ({"input": [{"role": "user"}]}, "input.0", "content is required in a message"),
         ({"messages": []}, "messages", "Unrecognized request argument"),
         ({"temperature": 5e400}, "temperature", "finite"),
+        ({"effort": "low"}, "effort", "argument supplied: effort; it belongs to reasoning: reasoning.effort"),
+        ({"format": {"type": "text"}}, "format", "it belongs to text: text.format"),
+        ({"k": 3}, "k", "it belongs to speculative: speculative.k"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "json_schema must be provided"),
     ],
 )
