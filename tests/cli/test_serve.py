@@ -491,6 +491,7 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
         (["--drafter", "127.0.0.1:9"], "--drafter must be NAME=HOST:PORT"),
         (["--drafter", "a=127.0.0.1"], "--drafter must be HOST:PORT"),
         (["--drafter", "a=127.0.0.1:9", "--drafter", "a=127.0.0.1:8"], "have the same name"),
+        (["--drafter", "auto=127.0.0.1:9"], "crossdraft: a drafter needs a name: 'auto' stands for the fastest"),
         (["--drafter", "none", "--drafter", "a=127.0.0.1:8"], "--drafter none is no drafter: leave out the others, or"),
         (["--model", "large"], "--model was given 2 times (tiny, large), and a server has one model"),
         (["--untrusted-drafter", "b"], "--untrusted-drafter names 'b', but no --drafter has that name"),

@@ -12,8 +12,8 @@ from crossdraft.cli.running import UsageError, checked_options, flag_of, run_to_
 from crossdraft.cli.serve import check_engine, faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.client.api import Addresses
-from crossdraft.config.commands import DEFAULT_DRAFTER, DEFAULT_TARGET, NO_DRAFTER, RequestOptions, WhereToGenerate
-from crossdraft.config.request import METHODS
+from crossdraft.config.commands import DEFAULT_DRAFTER, DEFAULT_TARGET, RequestOptions, WhereToGenerate
+from crossdraft.config.request import METHODS, NO_DRAFTER
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials

@@ -33,9 +33,9 @@ from crossdraft.cli.running import (
 )
 from crossdraft.cli.workers import Workers
 from crossdraft.config.api import ApiOptions, HttpSettings, RateOptions, ServedGrpc, ServedHttp
-from crossdraft.config.commands import NO_DRAFTER
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
+from crossdraft.config.request import NO_DRAFTER
 from crossdraft.config.service import (
     ServedDrafter,
     ServedNgram,
@@ -338,12 +338,12 @@ def _checked_model(options: ServedTarget | ServedDrafter) -> str:
     """The name of the model. What is wrong with it or what is named beside it is said before torch is imported."""
     check_ports(options, options.host)
     name = only_model(options.model)
-    with faults_of_models():
-        check_name(name)
     _check_template(options.chat_template)
     if any(_emulated(options)):
         with checked_options():
             check_laboratory(EMULATION)
+    with faults_of_models():
+        check_name(name)
     return name
 
 
@@ -426,7 +426,8 @@ def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
         raise UsageError(f"--drafter {NO_DRAFTER} is no drafter: leave out the others, or it")
     if not (name and equals):
         raise UsageError(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
-    return NamedDrafter(name, checked_addresses("--drafter", addresses.split(",")), name not in untrusted)
+    with checked_options():
+        return NamedDrafter(name, checked_addresses("--drafter", addresses.split(",")), name not in untrusted)
 
 
 @dataclass(eq=False)

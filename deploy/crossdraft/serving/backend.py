@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
-from crossdraft.config.request import AUTO as AUTO
+from crossdraft.config.request import AUTO, NO_DRAFTER
 from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError, name_of, without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.links import Patience
@@ -112,7 +112,7 @@ class OverloadedError(Exception):
 
 @dataclass(frozen=True)
 class NamedDrafter:
-    """Drafters of one vocabulary, under one name. Raises ValueError: the name is empty, or AUTO."""
+    """Drafters of one vocabulary, under one name. Raises ValueError: the name is empty, AUTO or NO_DRAFTER."""
 
     name: str
     addresses: Addresses  # none: not there yet
@@ -120,8 +120,8 @@ class NamedDrafter:
     trusted: bool = True
 
     def __post_init__(self) -> None:
-        if self.name in ("", AUTO):
-            raise ValueError(f"a drafter needs a name, and not {AUTO!r}, which stands for the fastest")
+        if self.name in ("", AUTO, NO_DRAFTER):
+            raise ValueError(f"a drafter needs a name: {AUTO!r} stands for the fastest, {NO_DRAFTER!r} for none")
 
 
 @dataclass(frozen=True)

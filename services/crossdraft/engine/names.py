@@ -5,8 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from crossdraft.text.tokenizer_file import TokenizerMissing, files_of
-
 INFLATED_PREFIX = "inflated:"
 BUNDLED = Path(__file__).parent / "bundled"
 BUNDLED_PREFIX = "bundled:"
@@ -58,6 +56,8 @@ def larger_of(name: str) -> Any:
 def check_name(name: str) -> None:
     """Raises ModelLoadError: there is no such bundled model or folder, the hub does not know it or cannot be asked, or
     there is no laboratory, which makes models of this kind."""
+    from crossdraft.text.tokenizer_file import TokenizerMissing, files_of  # the hub's client, which takes long
+
     if name.startswith((INFLATED_PREFIX, RANDOM_PREFIX)):
         check_laboratory(name)
     try:
