@@ -133,7 +133,7 @@ async def _on_server(request: GenerationRequest, where: WhereToGenerate, screen:
     try:
         async with (
             Client(where.server or "", where.api_key, tls) as client,
-            client.run(request, where.model or "", "" if named == NO_DRAFTER else named) as generation,
+            client.run(request, where.model or "", named) as generation,
         ):
             await _show(request, generation, screen)
     except NameUnknown as error:

@@ -45,13 +45,15 @@ class OutputRequest:
     id: str  # of the client's request; in every log line that concerns it, and the name of its journal
     model: str  # name of a ServedModel
     generation: GenerationRequest  # its `committed` are the ids that were delivered already
-    drafter: str | None = None  # name of one of the model's drafters; DECODE_PLAINLY: none; AUTO, None: the fastest
+    drafter: str | None = None  # name of one of the model's; NO_DRAFTER, DECODE_PLAINLY: none; AUTO, None: the fastest
     trace: bool = False  # stream TraceSpans, too, and each token by itself
     target: str = ""  # fingerprint of the model that made what is committed; no other one goes on with it; "": any
 
     def __post_init__(self) -> None:
         if self.generation.method in METHODS:
             requested_method(self.generation)
+        if self.drafter == NO_DRAFTER:
+            object.__setattr__(self, "drafter", DECODE_PLAINLY)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from pydantic import (
 from crossdraft.client import GenerationRequest, RequestError, SamplingOptions
 from crossdraft.config import MOST_LIKELY
 from crossdraft.config.fields import LeftOut, LeftOutInt, typed
-from crossdraft.config.request import ALIASES, NO_DRAFTER, Output, Reading, Sampling, Speculation
-from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
+from crossdraft.config.request import ALIASES, Output, Reading, Sampling, Speculation
+from crossdraft.serving.backend import OutputRequest
 from crossdraft.serving.http.chats import (
     MAX_TOKENS,
     NO_BOOLEAN,
@@ -253,8 +253,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         different = [generation, *(replace(generation, prompt=prompt) for prompt in others)]
         each = [one.unchecked(choice=choice) for one in different for choice in range(self.n)]
         ids = [request_id] if len(each) == 1 else [f"{request_id}.{index}" for index in range(len(each))]
-        chosen = self.speculative.drafter
-        drafter, trace = (DECODE_PLAINLY if chosen == NO_DRAFTER else chosen), self.speculative.trace
+        drafter, trace = self.speculative.drafter, self.speculative.trace
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def field_of(self, error: RequestError) -> str | None:
