@@ -32,6 +32,7 @@ from tests.services.conftest import save
 from tests.text.kinds import kind
 
 GREEDY = ["once upon", "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--json"]
+OF_HELM = str(Path(__file__).parents[2] / "deploy/kubernetes/templates/_helpers.tpl")  # no template of a chat
 
 
 @pytest.fixture
@@ -161,6 +162,7 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
         (["target", "--model", "x", "--model", "y"], "--model was given 2 times (x, y), and a server has one model"),
         (["target", "--model", "x", "--affinity", "y"], "No such option: --affinity"),
         (["target", "--model", "x", "--chat-template", "/no"], "cannot read --chat-template /no: No such file"),
+        (["target", "--model", "x", "--chat-template", OF_HELM], f"--chat-template {OF_HELM}, line 1: unexpected '/'"),
         (["target", "--model", "x", "--logit-noise", "1"], "No such option: --logit-noise"),
     ],
 )

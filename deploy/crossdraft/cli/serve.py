@@ -348,10 +348,16 @@ def _checked_model(options: ServedTarget | ServedDrafter) -> str:
 
 
 def _check_template(path: Path | None) -> None:
-    """Raises UsageError if it cannot be read."""
+    """Raises UsageError if it cannot be read, or is no template."""
+    from jinja2 import TemplateSyntaxError
+
+    from crossdraft.text.chat_template import compiled
+
     try:
         if path is not None:
-            path.read_text(encoding="utf-8")
+            compiled(path.read_text(encoding="utf-8"))
+    except TemplateSyntaxError as error:
+        raise UsageError(f"--chat-template {path}, line {error.lineno}: {error}") from error
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read --chat-template {path}: {why}") from error
