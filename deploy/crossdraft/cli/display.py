@@ -149,13 +149,12 @@ def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Tab
     """The table of one generation; `audit`: with the audit, also if it checked nothing; `ended`: why, if known."""
     k = statistics.num_speculative_tokens
     title = statistics.method + (f", K = {k}" if k else "")
-    lost = "last drafter lost" if statistics.drafters_lost else "drafter"
     more = (
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in statistics.settings.items())),
         ("ended", ended),
         ("audited", f"{statistics.audited} draft tokens were drawn from their rows" * audit),
         ("drafter", undrafted(statistics)),
-        (lost, statistics.drafter_lost),
+        ("last drafter lost" if statistics.drafters_lost else "drafter", statistics.drafter_lost),
     )
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics) + [row for row in more if row[1]]:
@@ -214,10 +213,8 @@ def explanation_of(generation: Generated) -> list[str]:
     if generation.statistics is not None and (why := undrafted(generation.statistics)):
         lines.append(f"  {why}")
     if generation.estimates:
-        lines += [
-            "what the controller decided from last, for all outputs on this target:",
-            *(f"  {line}" for line in generation.estimates),
-        ]
+        lines.append("what the controller decided from last, for all outputs on this target:")
+        lines += [f"  {line}" for line in generation.estimates]
     return lines
 
 

@@ -32,9 +32,9 @@ def request_of(prompt: str | None, options: RequestOptions, running: bool = Fals
     given = {name: value for name, value in vars(options).items() if value is not None}
     with checked_options():
         changed = {
-            "stop": tuple(map(_checked_text, options.stop or ())),
+            "stop": tuple(options.stop or ()),
             "stop_token_ids": tuple(options.stop_token_ids or ()),
-            "bad_words": tuple(map(_checked_text, options.bad_words or ())),
+            "bad_words": tuple(options.bad_words or ()),
             "options": SamplingOptions(
                 **named(SamplingOptions, given | {"logit_bias": _biases(options.logit_bias or ())})
             ),
@@ -114,12 +114,11 @@ def notes_of(request: GenerationRequest, where: WhereToGenerate) -> Iterator[str
 async def _with_services(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:
     with checked_options():
         waiting = patience(reply_seconds=where.reply_wait_seconds, target_seconds=where.target_wait_seconds)
+    watch = Watch() if isinstance(screen, TextScreen) and screen.verbose else None
     async with (
         services(where) as (target, drafter),
         connect(target, drafter, waiting, tls=tls_files(where), trusted=not where.untrusted_drafter) as pipeline,
-        pipeline.run(
-            request, watch := Watch() if isinstance(screen, TextScreen) and screen.verbose else None
-        ) as generation,
+        pipeline.run(request, watch) as generation,
     ):
         await _show(request, generation, screen)
         if watch is not None and isinstance(screen, TextScreen):
@@ -171,16 +170,10 @@ def read_prompt(given: str | None) -> str:
     """The prompt; `-` is standard input as it is, None the default one. Raises UsageError: it is not UTF-8."""
     if given is None:
         return DEFAULT_PROMPT
-    try:
-        return sys.stdin.buffer.read().decode() if given == "-" else _checked_text(given)
+    try:  # an argument may not be UTF-8, either
+        return sys.stdin.buffer.read().decode() if given == "-" else given.encode().decode()
     except UnicodeError as error:
         raise UsageError(f"the prompt is not UTF-8: {error}") from error
-
-
-def _checked_text(given: str) -> str:
-    """Raises UnicodeError if an argument was not UTF-8."""
-    given.encode()
-    return given
 
 
 def _biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import filterfalse
 from math import log, sqrt
 from pathlib import Path, PurePath
 from statistics import stdev
@@ -84,8 +85,7 @@ class Selection:
         ]
 
     def check(self) -> None:
-        """Raises UsageError if a request would be refused, CommandFailed if there is no such model, before anything is
-        started."""
+        """Raises UsageError: a request would be refused; CommandFailed: there is no such model."""
         if not self.drafters:
             raise UsageError("give at least one --drafter")
         if len(self.prompts) < 2:
@@ -94,9 +94,8 @@ class Selection:
             for method in self.tried:
                 self.requests(method)
         with faults_of_models():
-            for name in (self.target, *self.drafters):
-                if not ADDRESS.fullmatch(name):
-                    check_name(name)
+            for name in filterfalse(ADDRESS.fullmatch, (self.target, *self.drafters)):
+                check_name(name)
 
 
 def select(
@@ -179,8 +178,7 @@ class _Pair:
     async def measure(self, candidates: list[Candidate], skipped: list[Skipped]) -> None:
         """Measures all methods, and adds each to one of the lists."""
         for method in self.selection.tried:
-            fault = fault_of_pair(method_named(method), self.pipeline.models)
-            if fault:
+            if fault := fault_of_pair(method_named(method), self.pipeline.models):
                 skipped.append(Skipped(method, self.name, fault))
                 self.advance(RUNS * len(self.selection.prompts))
             else:
@@ -238,8 +236,7 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         fastest_first = sorted(candidates, key=lambda one: -one.measured)
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}; speed without one is 1"
         print_table(Table.of(fastest_first, COLUMNS, title))
-        kinds = {kind: partial(_of_kind, kind) for candidate in candidates[:1] for kind in candidate.kinds}
-        if kinds:
+        if kinds := {kind: partial(_of_kind, kind) for candidate in candidates[:1] for kind in candidate.kinds}:
             columns = {name: COLUMNS[name] for name in ("drafter", "method")} | kinds
             print_table(Table.of(fastest_first, columns, "By the kind of prompt"))
         for one in skipped:

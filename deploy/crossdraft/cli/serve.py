@@ -192,13 +192,9 @@ async def own_services(own: OwnModels, place: Listening, for_workers: bool = Fal
     if not named:
         yield {}
         return
+    local, ports = replace(place, host="127.0.0.1", port=0, metrics_port=0), (own.target_port, own.drafter_port)
     with checked_options():
-        places = [
-            replace(place, host="127.0.0.1", port=0, metrics_port=0)
-            if port is None and for_workers
-            else replace(place, port=port)
-            for port in (own.target_port, own.drafter_port)
-        ]
+        places = [local if port is None and for_workers else replace(place, port=port) for port in ports]
     check_ports(own, place.host)
     for model in named:
         await asyncio.to_thread(check_name, model)  # what is wrong with it is said before torch is imported

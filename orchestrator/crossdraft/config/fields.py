@@ -155,17 +155,11 @@ def typed(record: type) -> tuple[tuple["Field[Any]", tuple[type, ...], str], ...
 
 
 def fault_of_address(address: str) -> str:
-    """What is wrong with it as host:port, an IPv6 address in brackets, to be said after what it is of; empty: nothing.
-
-    gRPC's own names for a target (`dns:///host:1`, `ipv4:1.2.3.4:1`, `unix:/path`) are none.
-    """
-    scheme, separator, _ = address.partition("://")
-    if separator:
-        return f"must be HOST:PORT, without {scheme}://, got {address!r}"
+    """What is wrong with it as host:port (gRPC's other targets are none), to be said after what it is of; or empty."""
     found = re.fullmatch(r"(?:[^\s:/=\[\]]+|\[[^\s/=\[\]]+\]):([0-9]{1,5})", address)
-    if found and 0 < int(found[1]) < 65536:
-        return ""
-    return f"must be HOST:PORT, such as 127.0.0.1:7001 or [::1]:7001, got {address!r}"
+    scheme, separator, _ = address.partition("://")
+    how = f"without {scheme}://" if separator else "such as 127.0.0.1:7001 or [::1]:7001"
+    return "" if found and 0 < int(found[1]) < 65536 else f"must be HOST:PORT, {how}, got {address!r}"
 
 
 def unchecked(record: Kind, **changed: Any) -> Kind:
