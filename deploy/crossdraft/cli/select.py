@@ -236,7 +236,8 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         fastest_first = sorted(candidates, key=lambda one: -one.measured)
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}; speed without one is 1"
         print_table(Table.of(fastest_first, COLUMNS, title))
-        if kinds := {kind: partial(_of_kind, kind) for candidate in candidates[:1] for kind in candidate.kinds}:
+        named = candidates[0].kinds if candidates else ()
+        if kinds := {kind: partial(lambda kind, one: _times(one.kinds[kind]), kind) for kind in named}:
             columns = {name: COLUMNS[name] for name in ("drafter", "method")} | kinds
             print_table(Table.of(fastest_first, columns, "By the kind of prompt"))
         for one in skipped:
@@ -252,10 +253,6 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         "advice": advice(candidates),
     }
     print(json.dumps(record))
-
-
-def _of_kind(kind: str, one: Candidate) -> str:
-    return _times(one.kinds[kind])
 
 
 def _times(speedup: float) -> str:

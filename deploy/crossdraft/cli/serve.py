@@ -415,10 +415,8 @@ def model_name(api: ApiOptions) -> str:
 def only_model(given: list[str]) -> str:
     """The value of --model; raises UsageError if it was given more than once."""
     if len(given) > 1:
-        raise UsageError(
-            f"--model was given {len(given)} times ({', '.join(given)}), and a server has one model: "
-            "start one for each, on ports of their own"
-        )
+        several = f"--model was given {len(given)} times ({', '.join(given)})"
+        raise UsageError(f"{several}, and a server has one model: start one for each, on ports of their own")
     return given[0]
 
 

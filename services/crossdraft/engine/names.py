@@ -54,8 +54,7 @@ def larger_of(name: str) -> Any:
 
 
 def check_name(name: str) -> None:
-    """Raises ModelLoadError: there is no such bundled model or folder, the hub does not know it or cannot be asked, or
-    there is no laboratory, which makes models of this kind."""
+    """Raises ModelLoadError: there is no such model here or on the hub, or no laboratory, which makes such models."""
     from crossdraft.text.tokenizer_file import TokenizerMissing, files_of  # the hub's client, which takes long
 
     if name.startswith((INFLATED_PREFIX, RANDOM_PREFIX)):
