@@ -202,7 +202,5 @@ async def test_every_sampling_parameter_of_chats_is_one_here(direct, outputs) ->
     generation = outputs.requests[0].generation
     assert {name: getattr(generation.options, name) for name in asked} == asked
     assert (generation.options.logit_bias, generation.options.allowed_token_ids) == (((3, 2.5),), (3, 4))
-    assert {name: getattr(generation, name) for name in others} == others | {
-        "stop_token_ids": (5,),
-        "bad_words": ("x",),
-    }
+    lists = {"stop_token_ids": (5,), "bad_words": ("x",)}
+    assert {name: getattr(generation, name) for name in others} == others | lists
