@@ -92,7 +92,7 @@ def generated_over_tls(cli: Cli, tls: tuple[str, ...], target: str, safe: str, d
 @pytest.mark.parametrize("given", [["mine"], ["=folder"], ["one=a", "--lora-modules", "two=b"]])
 def test_adapters_that_cannot_be_served(cli: Cli, given: list[str]) -> None:
     for role in ("target", "drafter"):
-        cli("serve", role, "--model", "bundled:chat", "--lora-modules", *given).failed("takes one adapter, as NAME=PATH")
+        cli("serve", role, "--model", "bundled:chat", "--lora-modules", *given).failed("takes one adapter, as NAME")
 
 
 def test_a_host_that_nothing_is_called_is_found_before_a_model_is_loaded(cli: Cli) -> None:
