@@ -5,6 +5,7 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object)
         "open_target": OPEN_TARGET,
         "open_drafter": open_drafter(NOTHING, allowed) if drafts and (allowed is None or len(allowed)) else None,
         "controller": lock_step(3),
-        "request": request.unchecked(**asked),
+        "request": checked(request, tuple(asked.items())),
         "context": 100,
     }
     return Assignment(**(made | changes))  # type: ignore[arg-type]
@@ -53,7 +54,13 @@ def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object)
 
 def asking(given: Assignment, **asked: object) -> Assignment:
     """The same, of a request with other values."""
-    return replace(given, request=given.request.unchecked(**asked))
+    return replace(given, request=checked(given.request, tuple(asked.items())))
+
+
+@cache
+def checked(request: GenerationRequest, asked: tuple[tuple[str, Any], ...]) -> GenerationRequest:
+    """The same with other values, which go together; checked once, as above."""
+    return replace(request, **dict(asked))
 
 
 def toys(method: Method = SLEM) -> tuple[ToyTarget, ToyDrafter]:

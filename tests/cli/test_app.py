@@ -23,7 +23,7 @@ from crossdraft.verification.methods import METHODS
 from tests.cli.conftest import Cli
 
 REPOSITORY = Path(__file__).parents[2]
-HEAVY = ("torch", "transformers", "grpc", "numpy", "ray", "fastapi", "crossdraft.client")
+HEAVY = ("torch", "transformers", "grpc", "numpy", "ray", "fastapi", "crossdraft.client", "huggingface_hub")
 PROGRAM = f"""
 import sys
 from crossdraft.cli.app import main

@@ -77,6 +77,7 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
         (("--prompts", "nowhere.jsonl"), 2, "cannot read the prompts"),
         (("--prompts", "broken.jsonl"), 2, "broken.jsonl, line 1 is no prompt"),
         (("--method", "guess"), 2, "unknown method 'guess'"),
+        (("--target", "127.0.0.1:1", "--drafter", "no/such"), 1, "crossdraft: no/such is neither a folder nor in the"),
         (("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1"), 1, "127.0.0.1:1"),
     ],
 )

@@ -32,6 +32,7 @@ from tests.services.conftest import save
 from tests.text.kinds import kind
 
 GREEDY = ["once upon", "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--json"]
+OF_HELM = str(Path(__file__).parents[2] / "deploy/kubernetes/templates/_helpers.tpl")  # no template of a chat
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def generated_over_tls(cli: Cli, tls: tuple[str, ...], target: str, safe: str, d
 @pytest.mark.parametrize("given", [["mine"], ["=folder"], ["one=a", "--lora-modules", "two=b"]])
 def test_adapters_that_cannot_be_served(cli: Cli, given: list[str]) -> None:
     for role in ("target", "drafter"):
-        cli("serve", role, "--model", "no-model", "--lora-modules", *given).failed("takes one adapter, as NAME=PATH")
+        cli("serve", role, "--model", "bundled:chat", "--lora-modules", *given).failed("takes one adapter, as NAME")
 
 
 def test_a_host_that_nothing_is_called_is_found_before_a_model_is_loaded(cli: Cli) -> None:
@@ -161,6 +162,7 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
         (["target", "--model", "x", "--model", "y"], "--model was given 2 times (x, y), and a server has one model"),
         (["target", "--model", "x", "--affinity", "y"], "No such option: --affinity"),
         (["target", "--model", "x", "--chat-template", "/no"], "cannot read --chat-template /no: No such file"),
+        (["target", "--model", "x", "--chat-template", OF_HELM], f"--chat-template {OF_HELM}, line 1: unexpected '/'"),
         (["target", "--model", "x", "--logit-noise", "1"], "No such option: --logit-noise"),
     ],
 )
@@ -491,6 +493,7 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
         (["--drafter", "127.0.0.1:9"], "--drafter must be NAME=HOST:PORT"),
         (["--drafter", "a=127.0.0.1"], "--drafter must be HOST:PORT"),
         (["--drafter", "a=127.0.0.1:9", "--drafter", "a=127.0.0.1:8"], "have the same name"),
+        (["--drafter", "auto=127.0.0.1:9"], "crossdraft: a drafter needs a name: 'auto' stands for the fastest"),
         (["--drafter", "none", "--drafter", "a=127.0.0.1:8"], "--drafter none is no drafter: leave out the others, or"),
         (["--model", "large"], "--model was given 2 times (tiny, large), and a server has one model"),
         (["--untrusted-drafter", "b"], "--untrusted-drafter names 'b', but no --drafter has that name"),

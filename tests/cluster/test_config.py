@@ -80,6 +80,7 @@ FAULTS = (  # after the smallest configuration, and what is said
         "    drafters: [{name: d, model: m}, {name: d, model: n}]\n",
         "line 2: models.0: two drafters of model 'small' have the name 'd'",
     ),
+    ("    drafters: [{name: none, model: m}]\n", r"no drafter of model 'small' may be called 'auto' .* or 'none'"),
     (
         "    drafters:\n      - {name: d, model: m, frequencies: f.npz}\n",
         r"line 6: models\.0\.drafters\.0: vocab_keep, a number of ids, and frequencies",
@@ -103,6 +104,8 @@ NONE_AT_ALL = (
     ("models:\n  - name: x\n", r"line 2: models\.0\.target: Field required"),
     ("models: [\n", "line 2: "),
     ("models:\n\t- name: x\n", "line 2: "),
+    ("models: &all [*all]\n", "configuration: a part of it contains itself"),
+    ('models: "\x01"\n', "configuration: unacceptable character"),
     ("models: !!python/object:os.system {}\n", "line 1: could not determine a constructor"),
 )
 

@@ -76,7 +76,8 @@ async def test_one_more_than_there_is_room_for() -> None:
     ("make", "complaint"),
     [
         (lambda: backends.NamedDrafter("", (NOWHERE,)), "a drafter needs a name"),
-        (lambda: backends.NamedDrafter("auto", (NOWHERE,)), "not 'auto', which stands for the fastest"),
+        (lambda: backends.NamedDrafter("auto", (NOWHERE,)), "'auto' stands for the fastest"),
+        (lambda: backends.NamedDrafter("none", (NOWHERE,)), "'none' for none"),
         (lambda: backends.LocalModel("", (NOWHERE,)), "a model needs a name"),
         (lambda: backends.LocalModel("demo", ()), "at least one target"),
         (lambda: backends.LocalModel("demo", (NOWHERE,), MODEL.drafters * 2), "have the same name: a, a"),

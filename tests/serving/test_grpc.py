@@ -131,9 +131,10 @@ async def test_a_request_arrives_as_it_was_asked(outputs, client, request_):
 
 async def test_what_is_left_out_is_the_default(outputs: FakeBackend, client: Client) -> None:
     assert [reply async for reply in client.replies(HELLO)]
-    assert [reply async for reply in client.replies(replace(HELLO, drafter=""))]
-    first, plain = outputs.requests
-    assert (first.model, first.drafter, plain.drafter) == ("toy", None, "")
+    for plainly in ("none", ""):
+        assert [reply async for reply in client.replies(replace(HELLO, drafter=plainly))]
+    first, named, plain = outputs.requests
+    assert (first.model, first.drafter, named.drafter, plain.drafter) == ("toy", None, "", "")
     assert first.generation == GenerationRequest("Hello", cache_salt=scope_of(None, "", Keys()))
     assert first.id != plain.id
 

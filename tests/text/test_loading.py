@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from transformers import PreTrainedTokenizerFast
 
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
@@ -97,6 +98,21 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path, folder: str, files: str, 
     (tmp_path / files).write_bytes(b"")
     with pytest.raises(TokenizerMissing, match=complaint):
         load_tokenizer_json(str(tmp_path / folder))
+
+
+def test_without_a_network_the_cache_of_the_hub_is_used_and_nothing_waits(tmp_path: Path, monkeypatch) -> None:
+    """Of a model that is there a file that is not there is one that the model has not."""
+    for name, value in (("HF_HUB_OFFLINE", False), ("ENDPOINT", "http://127.0.0.1:1"), ("HF_HUB_CACHE", str(tmp_path))):
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr("time.sleep", pytest.fail)
+    with pytest.raises(TokenizerMissing, match="neither a folder nor in the local cache"):
+        load_tokenizer_json("some/model")
+    cached = tmp_path / "models--some--model"
+    (cached / "snapshots/0123").mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("0123")
+    _folder(cached / "snapshots/0123", kind("gpt2"), config={})
+    assert load_tokenizer_json("some/model").tokenizer_json == kind("gpt2").json
 
 
 def test_a_file_of_ranks_is_the_tokenizer_that_it_was_written_from(tmp_path: Path) -> None:

@@ -35,11 +35,15 @@ MEANINGS = {  # of rows of figures whose names do not say it
     "tokens per pass": "1 without a drafter",
     TAKEN: "accepted, of the tokens for which a draft token was there in time",
     "draft tokens that agree": "with the output; late ones came after the target had decided",
+    "... by position": "the share that agrees of the first draft token of a round, of the second, and so on",
     "on the wire": "waiting for a service, less its time in the model",
     "target idle": "without a pass to make",
+    "verification": "the processor's time in this process for deciding which draft tokens are accepted",
     "rewinds": "the drafter went back after a refusal; an epoch is the life of one draft",
     "prepared continuations": "drafted ahead, in case a draft token is refused",
+    "prepared continuations used": "refusals after which the text went on as one of them did",
     "stalls": "no draft token came in time, and the target's own was taken",
+    "speculated passes": "sent to a second target before the pass before them was back",
 }
 # Control characters of a model's text would act on the terminal: their Unicode pictures are shown instead.
 VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
@@ -71,9 +75,8 @@ class TextScreen:
         if generation.statistics is not None:
             ended = ending(generation.reason, generation.statistics)
             self.notes.print(figures(generation.statistics, self.audit, ended))
-            shown = {name for name, _ in rows_of(generation.statistics) + events_of(generation.statistics)}
-            for name in MEANINGS if self.verbose else ():
-                if name in shown:
+            for name, _ in rows_of(generation.statistics) + events_of(generation.statistics) if self.verbose else ():
+                if name in MEANINGS:
                     self.notes.print(Text(f"{name}: {MEANINGS[name]}"), soft_wrap=True)
         for line in explanation_of(generation) if generation.decisions else ():
             self.notes.print(Text(line), soft_wrap=True)
@@ -146,13 +149,12 @@ def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Tab
     """The table of one generation; `audit`: with the audit, also if it checked nothing; `ended`: why, if known."""
     k = statistics.num_speculative_tokens
     title = statistics.method + (f", K = {k}" if k else "")
-    lost = "last drafter lost" if statistics.drafters_lost else "drafter"
     more = (
         ("sampling", ", ".join(f"{name} {value:g}" for name, value in statistics.settings.items())),
         ("ended", ended),
         ("audited", f"{statistics.audited} draft tokens were drawn from their rows" * audit),
         ("drafter", undrafted(statistics)),
-        (lost, statistics.drafter_lost),
+        ("last drafter lost" if statistics.drafters_lost else "drafter", statistics.drafter_lost),
     )
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows_of(statistics) + events_of(statistics) + [row for row in more if row[1]]:
@@ -211,10 +213,8 @@ def explanation_of(generation: Generated) -> list[str]:
     if generation.statistics is not None and (why := undrafted(generation.statistics)):
         lines.append(f"  {why}")
     if generation.estimates:
-        lines += [
-            "what the controller decided from last, for all outputs on this target:",
-            *(f"  {line}" for line in generation.estimates),
-        ]
+        lines.append("what the controller decided from last, for all outputs on this target:")
+        lines += [f"  {line}" for line in generation.estimates]
     return lines
 
 

@@ -12,8 +12,8 @@ from crossdraft.cli.running import UsageError, checked_options, flag_of, run_to_
 from crossdraft.cli.serve import check_engine, faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.client.api import Addresses
-from crossdraft.config.commands import DEFAULT_DRAFTER, DEFAULT_TARGET, NO_DRAFTER, RequestOptions, WhereToGenerate
-from crossdraft.config.request import METHODS
+from crossdraft.config.commands import DEFAULT_DRAFTER, DEFAULT_TARGET, RequestOptions, WhereToGenerate
+from crossdraft.config.request import METHODS, NO_DRAFTER
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.security import trusting_credentials
@@ -32,9 +32,9 @@ def request_of(prompt: str | None, options: RequestOptions, running: bool = Fals
     given = {name: value for name, value in vars(options).items() if value is not None}
     with checked_options():
         changed = {
-            "stop": tuple(map(_checked_text, options.stop or ())),
+            "stop": tuple(options.stop or ()),
             "stop_token_ids": tuple(options.stop_token_ids or ()),
-            "bad_words": tuple(map(_checked_text, options.bad_words or ())),
+            "bad_words": tuple(options.bad_words or ()),
             "options": SamplingOptions(
                 **named(SamplingOptions, given | {"logit_bias": _biases(options.logit_bias or ())})
             ),
@@ -114,12 +114,11 @@ def notes_of(request: GenerationRequest, where: WhereToGenerate) -> Iterator[str
 async def _with_services(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:
     with checked_options():
         waiting = patience(reply_seconds=where.reply_wait_seconds, target_seconds=where.target_wait_seconds)
+    watch = Watch() if isinstance(screen, TextScreen) and screen.verbose else None
     async with (
         services(where) as (target, drafter),
         connect(target, drafter, waiting, tls=tls_files(where), trusted=not where.untrusted_drafter) as pipeline,
-        pipeline.run(
-            request, watch := Watch() if isinstance(screen, TextScreen) and screen.verbose else None
-        ) as generation,
+        pipeline.run(request, watch) as generation,
     ):
         await _show(request, generation, screen)
         if watch is not None and isinstance(screen, TextScreen):
@@ -133,7 +132,7 @@ async def _on_server(request: GenerationRequest, where: WhereToGenerate, screen:
     try:
         async with (
             Client(where.server or "", where.api_key, tls) as client,
-            client.run(request, where.model or "", "" if named == NO_DRAFTER else named) as generation,
+            client.run(request, where.model or "", named) as generation,
         ):
             await _show(request, generation, screen)
     except NameUnknown as error:
@@ -171,16 +170,10 @@ def read_prompt(given: str | None) -> str:
     """The prompt; `-` is standard input as it is, None the default one. Raises UsageError: it is not UTF-8."""
     if given is None:
         return DEFAULT_PROMPT
-    try:
-        return sys.stdin.buffer.read().decode() if given == "-" else _checked_text(given)
+    try:  # an argument may not be UTF-8, either
+        return sys.stdin.buffer.read().decode() if given == "-" else given.encode().decode()
     except UnicodeError as error:
         raise UsageError(f"the prompt is not UTF-8: {error}") from error
-
-
-def _checked_text(given: str) -> str:
-    """Raises UnicodeError if an argument was not UTF-8."""
-    given.encode()
-    return given
 
 
 def _biases(given: Sequence[str]) -> tuple[tuple[int, float], ...]:

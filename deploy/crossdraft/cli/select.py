@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import filterfalse
 from math import log, sqrt
 from pathlib import Path, PurePath
 from statistics import stdev
@@ -27,9 +28,10 @@ from crossdraft.cli.running import (
     counted,
     run_to_end,
 )
+from crossdraft.cli.serve import faults_of_models
 from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
 from crossdraft.config.engine import EngineOptions
-from crossdraft.engine.names import BUNDLED_PREFIX
+from crossdraft.engine.names import BUNDLED_PREFIX, check_name
 from crossdraft.session.models import fault_of_pair
 from crossdraft.verification.methods import method_named
 
@@ -83,7 +85,7 @@ class Selection:
         ]
 
     def check(self) -> None:
-        """Raises UsageError if a request would be refused, before anything is started."""
+        """Raises UsageError: a request would be refused; CommandFailed: there is no such model."""
         if not self.drafters:
             raise UsageError("give at least one --drafter")
         if len(self.prompts) < 2:
@@ -91,6 +93,9 @@ class Selection:
         with checked_options():
             for method in self.tried:
                 self.requests(method)
+        with faults_of_models():
+            for name in filterfalse(ADDRESS.fullmatch, (self.target, *self.drafters)):
+                check_name(name)
 
 
 def select(
@@ -173,8 +178,7 @@ class _Pair:
     async def measure(self, candidates: list[Candidate], skipped: list[Skipped]) -> None:
         """Measures all methods, and adds each to one of the lists."""
         for method in self.selection.tried:
-            fault = fault_of_pair(method_named(method), self.pipeline.models)
-            if fault:
+            if fault := fault_of_pair(method_named(method), self.pipeline.models):
                 skipped.append(Skipped(method, self.name, fault))
                 self.advance(RUNS * len(self.selection.prompts))
             else:
@@ -232,8 +236,8 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         fastest_first = sorted(candidates, key=lambda one: -one.measured)
         title = f"Drafters for {short(selection.target)}, temperature {selection.temperature:g}; speed without one is 1"
         print_table(Table.of(fastest_first, COLUMNS, title))
-        kinds = {kind: partial(_of_kind, kind) for candidate in candidates[:1] for kind in candidate.kinds}
-        if kinds:
+        named = candidates[0].kinds if candidates else ()
+        if kinds := {kind: partial(lambda kind, one: _times(one.kinds[kind]), kind) for kind in named}:
             columns = {name: COLUMNS[name] for name in ("drafter", "method")} | kinds
             print_table(Table.of(fastest_first, columns, "By the kind of prompt"))
         for one in skipped:
@@ -249,10 +253,6 @@ def _report(selection: Selection, candidates: Sequence[Candidate], skipped: Sequ
         "advice": advice(candidates),
     }
     print(json.dumps(record))
-
-
-def _of_kind(kind: str, one: Candidate) -> str:
-    return _times(one.kinds[kind])
 
 
 def _times(speedup: float) -> str:

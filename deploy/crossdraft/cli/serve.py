@@ -33,9 +33,9 @@ from crossdraft.cli.running import (
 )
 from crossdraft.cli.workers import Workers
 from crossdraft.config.api import ApiOptions, HttpSettings, RateOptions, ServedGrpc, ServedHttp
-from crossdraft.config.commands import NO_DRAFTER
 from crossdraft.config.engine import EngineOptions, NgramOptions, OwnModels
 from crossdraft.config.fields import part_of
+from crossdraft.config.request import NO_DRAFTER
 from crossdraft.config.service import (
     ServedDrafter,
     ServedNgram,
@@ -192,16 +192,12 @@ async def own_services(own: OwnModels, place: Listening, for_workers: bool = Fal
     if not named:
         yield {}
         return
+    local, ports = replace(place, host="127.0.0.1", port=0, metrics_port=0), (own.target_port, own.drafter_port)
     with checked_options():
-        places = [
-            replace(place, host="127.0.0.1", port=0, metrics_port=0)
-            if port is None and for_workers
-            else replace(place, port=port)
-            for port in (own.target_port, own.drafter_port)
-        ]
+        places = [local if port is None and for_workers else replace(place, port=port) for port in ports]
     check_ports(own, place.host)
     for model in named:
-        check_name(model)  # what is wrong with it is said before torch is imported
+        await asyncio.to_thread(check_name, model)  # what is wrong with it is said before torch is imported
     async with AsyncExitStack() as stack:
         with ending_at_once():
             servers = await _started(replace(own, threads=own.threads or threads_each(len(named))), places, stack)
@@ -338,20 +334,26 @@ def _checked_model(options: ServedTarget | ServedDrafter) -> str:
     """The name of the model. What is wrong with it or what is named beside it is said before torch is imported."""
     check_ports(options, options.host)
     name = only_model(options.model)
-    with faults_of_models():
-        check_name(name)
     _check_template(options.chat_template)
     if any(_emulated(options)):
         with checked_options():
             check_laboratory(EMULATION)
+    with faults_of_models():
+        check_name(name)
     return name
 
 
 def _check_template(path: Path | None) -> None:
-    """Raises UsageError if it cannot be read."""
+    """Raises UsageError if it cannot be read, or is no template."""
+    from jinja2 import TemplateSyntaxError
+
+    from crossdraft.text.chat_template import compiled
+
     try:
         if path is not None:
-            path.read_text(encoding="utf-8")
+            compiled(path.read_text(encoding="utf-8"))
+    except TemplateSyntaxError as error:
+        raise UsageError(f"--chat-template {path}, line {error.lineno}: {error}") from error
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read --chat-template {path}: {why}") from error
@@ -413,10 +415,8 @@ def model_name(api: ApiOptions) -> str:
 def only_model(given: list[str]) -> str:
     """The value of --model; raises UsageError if it was given more than once."""
     if len(given) > 1:
-        raise UsageError(
-            f"--model was given {len(given)} times ({', '.join(given)}), and a server has one model: "
-            "start one for each, on ports of their own"
-        )
+        several = f"--model was given {len(given)} times ({', '.join(given)})"
+        raise UsageError(f"{several}, and a server has one model: start one for each, on ports of their own")
     return given[0]
 
 
@@ -426,7 +426,8 @@ def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
         raise UsageError(f"--drafter {NO_DRAFTER} is no drafter: leave out the others, or it")
     if not (name and equals):
         raise UsageError(f"--drafter must be NAME=HOST:PORT, such as small=127.0.0.1:7002, got {given!r}")
-    return NamedDrafter(name, checked_addresses("--drafter", addresses.split(",")), name not in untrusted)
+    with checked_options():
+        return NamedDrafter(name, checked_addresses("--drafter", addresses.split(",")), name not in untrusted)
 
 
 @dataclass(eq=False)

@@ -76,6 +76,9 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        why = error if isinstance(error, yaml.YAMLError) else "a part of it contains itself"
+        raise ConfigurationError(f"{name}: {why}") from error
     try:
         configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())
         _check_settings(configuration)

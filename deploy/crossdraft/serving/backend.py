@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
-from crossdraft.config.request import AUTO as AUTO
+from crossdraft.config.request import AUTO, NO_DRAFTER
 from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError, name_of, without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.links import Patience
@@ -45,13 +45,15 @@ class OutputRequest:
     id: str  # of the client's request; in every log line that concerns it, and the name of its journal
     model: str  # name of a ServedModel
     generation: GenerationRequest  # its `committed` are the ids that were delivered already
-    drafter: str | None = None  # name of one of the model's drafters; DECODE_PLAINLY: none; AUTO, None: the fastest
+    drafter: str | None = None  # name of one of the model's; NO_DRAFTER, DECODE_PLAINLY: none; AUTO, None: the fastest
     trace: bool = False  # stream TraceSpans, too, and each token by itself
     target: str = ""  # fingerprint of the model that made what is committed; no other one goes on with it; "": any
 
     def __post_init__(self) -> None:
         if self.generation.method in METHODS:
             requested_method(self.generation)
+        if self.drafter == NO_DRAFTER:
+            object.__setattr__(self, "drafter", DECODE_PLAINLY)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class OverloadedError(Exception):
 
 @dataclass(frozen=True)
 class NamedDrafter:
-    """Drafters of one vocabulary, under one name. Raises ValueError: the name is empty, or AUTO."""
+    """Drafters of one vocabulary, under one name. Raises ValueError: the name is empty, AUTO or NO_DRAFTER."""
 
     name: str
     addresses: Addresses  # none: not there yet
@@ -120,8 +122,8 @@ class NamedDrafter:
     trusted: bool = True
 
     def __post_init__(self) -> None:
-        if self.name in ("", AUTO):
-            raise ValueError(f"a drafter needs a name, and not {AUTO!r}, which stands for the fastest")
+        if self.name in ("", AUTO, NO_DRAFTER):
+            raise ValueError(f"a drafter needs a name: {AUTO!r} stands for the fastest, {NO_DRAFTER!r} for none")
 
 
 @dataclass(frozen=True)

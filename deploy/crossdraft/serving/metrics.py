@@ -20,12 +20,13 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from crossdraft.client import Kind, RequestError, Statistics
+from crossdraft.config.request import AUTO, NO_DRAFTER
 from crossdraft.rpc.errors import ServiceError, name_of
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, exposition
-from crossdraft.serving.backend import AUTO, Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
+from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 from crossdraft.types.statistics import COARSE
@@ -157,7 +158,6 @@ class Metrics:
 
 
 UNKNOWN = "unknown"  # label of a model or drafter that does not exist: clients must not be able to add labels
-NONE = "none"  # label of outputs without a drafter
 DEFAULT = "default"  # label of a method or drafter that was not named, of an output that ended before it was known
 CANCELLED = (GeneratorExit, asyncio.CancelledError)  # what ends a stream that nobody reads any more
 CAUSES = {RequestError: "bad_request", UnknownModelError: "unknown_model", OverloadedError: "overloaded"}
@@ -298,11 +298,11 @@ def _losses(figures: Statistics) -> str:
 
 def drafter_of(request: OutputRequest, model: ServedModel | None) -> str:
     if model is None:
-        return {None: DEFAULT, "": NONE}.get(request.drafter, UNKNOWN)
+        return {None: DEFAULT, "": NO_DRAFTER}.get(request.drafter, UNKNOWN)
     if request.drafter in (None, AUTO):
-        return AUTO if len(model.drafters) > 1 else model.drafters[0] if model.drafters else NONE
+        return AUTO if len(model.drafters) > 1 else model.drafters[0] if model.drafters else NO_DRAFTER
     if not request.drafter:
-        return NONE
+        return NO_DRAFTER
     return request.drafter if request.drafter in model.drafters else UNKNOWN
 
 

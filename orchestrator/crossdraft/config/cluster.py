@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from crossdraft.config.api import GrpcSettings, HttpSettings, KeyOptions, OutputOptions, RateOptions
 from crossdraft.config.engine import DrafterOptions, ModelSettings, NgramOptions, TargetOptions
 from crossdraft.config.fields import Checked, option
-from crossdraft.config.request import AUTO
+from crossdraft.config.request import AUTO, NO_DRAFTER
 from crossdraft.config.service import HostOptions, ProcessOptions, ServerCertificate, SessionOptions, Waits
 
 MAX_COUNT = 1024
@@ -136,8 +136,8 @@ class ServedService(OutputOptions, Part):
         names = [drafter.name for drafter in self.drafters]
         if repeated := _repeated(names):
             return f"two drafters of model {self.name!r} have the name {repeated!r}"
-        reserved = f"a drafter of model {self.name!r} has the name {AUTO!r}, which stands for the fastest"
-        return reserved if AUTO in names else ""
+        reserved = f"no drafter of model {self.name!r} may be called {AUTO!r} (the fastest) or {NO_DRAFTER!r} (none)"
+        return reserved if {AUTO, NO_DRAFTER} & {*names} else ""
 
 
 @dataclass(frozen=True, kw_only=True)

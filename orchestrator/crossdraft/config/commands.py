@@ -11,7 +11,6 @@ from crossdraft.config.service import TlsOptions, Waits
 
 # The models that a command starts if it is given no address, as `--model` has them.
 DEFAULT_TARGET, DEFAULT_DRAFTER = "bundled:target", "bundled:drafter-b"
-NO_DRAFTER = "none"  # in place of a drafter's address or name
 
 
 @dataclass(frozen=True, kw_only=True)

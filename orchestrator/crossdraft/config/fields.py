@@ -1,5 +1,6 @@
 """Fields that are options, and whether a value is in the range of one."""
 
+import re
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import MISSING, Field, field, fields
@@ -154,14 +155,11 @@ def typed(record: type) -> tuple[tuple["Field[Any]", tuple[type, ...], str], ...
 
 
 def fault_of_address(address: str) -> str:
-    """What is wrong with it as host:port, to be said after what it is of; empty if nothing is."""
+    """What is wrong with it as host:port (gRPC's other targets are none), to be said after what it is of; or empty."""
+    found = re.fullmatch(r"(?:[^\s:/=\[\]]+|\[[^\s/=\[\]]+\]):([0-9]{1,5})", address)
     scheme, separator, _ = address.partition("://")
-    if separator:
-        return f"must be HOST:PORT, without {scheme}://, got {address!r}"
-    host, colon, port = address.rpartition(":")
-    if host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
-        return ""
-    return f"must be HOST:PORT, such as 127.0.0.1:7001, got {address!r}"
+    how = f"without {scheme}://" if separator else "such as 127.0.0.1:7001 or [::1]:7001"
+    return "" if found and 0 < int(found[1]) < 65536 else f"must be HOST:PORT, {how}, got {address!r}"
 
 
 def unchecked(record: Kind, **changed: Any) -> Kind:

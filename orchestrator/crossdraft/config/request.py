@@ -12,7 +12,7 @@ from crossdraft.config.fields import LeftOutFloat, LeftOutInt, option
 
 # Of `verification.methods`, which imports numpy.
 METHODS = ("standard", "union", "tli", "rdk", "coupled", "coupled-shared", "slem", "seeded", "slrs", "tokentiming")
-AUTO = "auto"  # in place of the name of a drafter: the fastest
+AUTO, NO_DRAFTER = "auto", "none"  # in place of the name of a drafter: the fastest, and none
 # Short names of fields, in keyword arguments, JSON and on the command line (-k, --window, --wait).
 ALIASES = {"k": "num_speculative_tokens", "window": "max_draft_tokens", "wait": "min_draft_tokens"}
 

@@ -3,7 +3,7 @@ tokens of its own and with its own settings; and the assignment of a session.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -358,7 +358,7 @@ def _open_drafter(
     temperature, options = request.drafter_temperature, request.options.of_drafter
     return OpenDrafter(
         prompt=prompts.drafter,
-        options=options if temperature is None else replace(options, temperature=temperature),
+        options=options if temperature is None else unchecked(options, temperature=temperature),
         noise=audit.key if audit is not None else noise if method.keyed else None,
         row_width=request.row_width if method.drafter_rows or audit is not None else 0,
         allowed=allowed,

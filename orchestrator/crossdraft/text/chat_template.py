@@ -38,14 +38,14 @@ class ChatTemplate:
         """
         try:
             usual = {"tools": None, "documents": None, "add_generation_prompt": True, **dict(self.tokens)}
-            return _compiled(self.source).render(usual | {**settings, "messages": [dict(one) for one in messages]})
+            return compiled(self.source).render(usual | {**settings, "messages": [dict(one) for one in messages]})
         except MISTAKES as error:
             raise ChatTemplateError(str(error) or type(error).__name__) from error
 
 
 @lru_cache(maxsize=32)
-def _compiled(source: str) -> Template:
-    """In a sandbox: a template comes with a model, from wherever that came."""
+def compiled(source: str) -> Template:
+    """In a sandbox: it comes with a model, from wherever that came. Raises TemplateSyntaxError: it is damaged."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

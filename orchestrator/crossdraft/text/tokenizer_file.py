@@ -4,12 +4,13 @@ import base64
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from httpx2 import TransportError
+from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from crossdraft.text.chat_template import ChatTemplate
@@ -68,8 +69,8 @@ def load_tokenizer_json(
     Raises TokenizerMissing: no tokenizer.json there, or the hub cannot be asked; ValueError: one of the files is
     damaged.
     """
-    find = _files_of(folder_or_hub_id)
-    elsewhere = None if generation_config in (OWN, NEUTRAL) else _files_of(generation_config)("generation_config.json")
+    find = files_of(folder_or_hub_id)
+    elsewhere = None if generation_config in (OWN, NEUTRAL) else files_of(generation_config)("generation_config.json")
     if elsewhere is None and generation_config not in (OWN, NEUTRAL):
         raise ValueError(f"{generation_config} has no generation_config.json: name another folder, {OWN} or {NEUTRAL}")
     tokenizer_json, tokenizer = _tokenizer(folder_or_hub_id, find)
@@ -107,25 +108,33 @@ def _tokenizer(source: str, find: Find) -> tuple[str, Tokenizer]:
         raise ValueError(f"{path} is not a tokenizer: {error}; write it again with save_pretrained") from error
 
 
-def _files_of(folder_or_hub_id: str) -> Find:
+def files_of(folder_or_hub_id: str) -> Find:
+    """What finds files of a model; it raises TokenizerMissing if it is no folder, and the hub does not know it."""
     folder, hub_id = Path(folder_or_hub_id), folder_or_hub_id
     if folder.is_file():
         return {"tokenizer.json": folder}.get
     if folder.is_dir():
         return lambda name: path if (path := folder / name).is_file() else None
 
+    def cached(name: str) -> bool:
+        return isinstance(try_to_load_from_cache(hub_id, name), str)
+
     def find(name: str) -> Path | None:
         try:
+            if not cached(name):  # without a network the download would ask again and again, for half a minute
+                with suppress(errors.HfHubHTTPError):
+                    get_hf_file_metadata(hf_hub_url(hub_id, name))
             return Path(hf_hub_download(hub_id, name))
-        except LocalEntryNotFoundError as error:
-            raise TokenizerMissing(
-                f"{hub_id} is neither a folder nor in the local cache, and the hub cannot be reached; give a folder"
-            ) from error
-        except EntryNotFoundError:
+        except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, TransportError) as error:
+            if cached("config.json"):
+                return None  # the model is there, without such a file
+            what = "is neither a folder nor in the local cache, and the hub cannot be reached"
+            raise TokenizerMissing(f"{hub_id} {what}; give a folder, or mend the network") from error
+        except errors.EntryNotFoundError:
             return None
-        except HFValidationError as error:
+        except errors.HFValidationError as error:
             raise TokenizerMissing(f"{hub_id} is neither a folder nor a hub id such as owner/name") from error
-        except HfHubHTTPError as error:
+        except errors.HfHubHTTPError as error:
             raise TokenizerMissing(f"the hub gave no {name} of {hub_id}: {error}") from error
 
     return find

@@ -67,7 +67,7 @@ class SamplingOptions(Sampling):
         for name, fault_of in LISTS.items():
             if fault := fault_of(value := getattr(self, name)):
                 raise OptionError(name, fault)
-            if isinstance(value, list) or any(isinstance(one, list) for one in value):
+            if isinstance(value, list) or (fault_of != fault_of_ids and any(isinstance(one, list) for one in value)):
                 object.__setattr__(self, name, tuple([tuple(one) if isinstance(one, list) else one for one in value]))
 
     @property

@@ -255,9 +255,7 @@ def check_text(name: str, text: object) -> None:
     if not isinstance(text, str):
         raise RequestError(f"{name} must be a text, got {text!r}")
     if not writable(text):
-        raise RequestError(
-            f"{name} has half of a surrogate pair, which is not a character: escape both halves, or none"
-        )
+        raise RequestError(f"{name} has half of a surrogate pair, which is no character: escape both halves, or none")
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

@@ -54,11 +54,15 @@ def larger_of(name: str) -> Any:
 
 
 def check_name(name: str) -> None:
-    """Raises ModelLoadError as far as a name says it: there is no such bundled model or folder, or no laboratory, which
-    makes models of this kind."""
+    """Raises ModelLoadError: there is no such model here or on the hub, or no laboratory, which makes such models."""
+    from crossdraft.text.tokenizer_file import TokenizerMissing, files_of  # the hub's client, which takes long
+
     if name.startswith((INFLATED_PREFIX, RANDOM_PREFIX)):
         check_laboratory(name)
-    source_of(name)
+    try:
+        files_of(source_of(name))("config.json")
+    except TokenizerMissing as error:
+        raise ModelLoadError(str(error)) from error
 
 
 def source_of(name: str) -> str:

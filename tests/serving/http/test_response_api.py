@@ -180,6 +180,9 @@ async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_ev
         ({"input": [{"role": "user"}]}, "input.0", "content is required in a message"),
         ({"messages": []}, "messages", "Unrecognized request argument"),
         ({"temperature": 5e400}, "temperature", "finite"),
+        ({"effort": "low"}, "effort", "argument supplied: effort; it belongs to reasoning: reasoning.effort"),
+        ({"format": {"type": "text"}}, "format", "it belongs to text: text.format"),
+        ({"k": 3}, "k", "it belongs to speculative: speculative.k"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", "json_schema must be provided"),
     ],
 )
@@ -199,7 +202,5 @@ async def test_every_sampling_parameter_of_chats_is_one_here(direct, outputs) ->
     generation = outputs.requests[0].generation
     assert {name: getattr(generation.options, name) for name in asked} == asked
     assert (generation.options.logit_bias, generation.options.allowed_token_ids) == (((3, 2.5),), (3, 4))
-    assert {name: getattr(generation, name) for name in others} == others | {
-        "stop_token_ids": (5,),
-        "bad_words": ("x",),
-    }
+    lists = {"stop_token_ids": (5,), "bad_words": ("x",)}
+    assert {name: getattr(generation, name) for name in others} == others | lists

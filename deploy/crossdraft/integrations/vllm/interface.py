@@ -4,7 +4,6 @@ import atexit
 import importlib
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -21,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from crossdraft.client.api import addresses_of
+from crossdraft.config.fields import fault_of_address
 from crossdraft.integrations.vllm.proposals import Proposals
 from crossdraft.rpc.security import RenewedCredentials, TlsFiles
 from crossdraft.text.letters import Side
@@ -74,7 +74,7 @@ class Options:
     def read(environment: Mapping[str, str]) -> "Options":
         given = {name: environment.get(f"{PREFIX}{name}", "") for name in VARIABLES}
         drafters = addresses_of(given["DRAFTER"])
-        if not drafters or not all(_is_address(drafter) for drafter in drafters):
+        if not drafters or any(map(fault_of_address, drafters)):
             raise ValueError(
                 "set CROSSDRAFT_DRAFTER to the address of a drafter service, HOST:PORT, or to several with commas "
                 f"between them, without http:// and without a name; it is {given['DRAFTER']!r}"
@@ -96,12 +96,6 @@ def show(log: logging.Logger) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s crossdraft: %(message)s", "%m-%d %H:%M:%S"))
     log.addHandler(handler)
-
-
-def _is_address(text: str) -> bool:
-    """HOST:PORT, where an IPv6 address stands in brackets."""
-    found = re.fullmatch(r"(?:[^\s:/=\[\]]+|\[[^\s/=\[\]]+\]):([0-9]{1,5})", text)
-    return found is not None and 0 < int(found[1]) < 65536
 
 
 def misspelt(environment: Mapping[str, str]) -> list[str]:

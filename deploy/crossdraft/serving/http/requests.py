@@ -29,7 +29,7 @@ from crossdraft.client import GenerationRequest, RequestError, SamplingOptions
 from crossdraft.config import MOST_LIKELY
 from crossdraft.config.fields import LeftOut, LeftOutInt, typed
 from crossdraft.config.request import ALIASES, Output, Reading, Sampling, Speculation
-from crossdraft.serving.backend import DECODE_PLAINLY, OutputRequest
+from crossdraft.serving.backend import OutputRequest
 from crossdraft.serving.http.chats import (
     MAX_TOKENS,
     NO_BOOLEAN,
@@ -54,7 +54,6 @@ WHAT_FITS = LeftOutInt(MAX_TOKENS)
 MAX_STOPS = 16
 MAX_IDS = 1024  # of stop_token_ids, and of bad_words
 MAX_PROMPTS = 2048
-PLAIN_DECODING = "none"  # for `speculative.drafter`: decode without one
 GRAMMAR = "structured_outputs"  # the field of a request that errors of grammars are about
 OF_FUNCTION = re.compile(r"\bfunction_(\d{1,4})_\w*_arguments\b")  # a rule of `text.answers`, in an error
 ONE_KIND = "one kind of structured outputs constraint"
@@ -254,8 +253,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         different = [generation, *(replace(generation, prompt=prompt) for prompt in others)]
         each = [one.unchecked(choice=choice) for one in different for choice in range(self.n)]
         ids = [request_id] if len(each) == 1 else [f"{request_id}.{index}" for index in range(len(each))]
-        chosen = self.speculative.drafter
-        drafter, trace = (DECODE_PLAINLY if chosen == PLAIN_DECODING else chosen), self.speculative.trace
+        drafter, trace = self.speculative.drafter, self.speculative.trace
         return tuple(OutputRequest(id, model, one, drafter, trace) for id, one in zip(ids, each, strict=True))
 
     def field_of(self, error: RequestError) -> str | None:
