@@ -5,7 +5,6 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -432,13 +431,14 @@ def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
 
 @dataclass(eq=False)
 class HttpAndGrpc(Serving):
-    """An HTTP server, whose ready line has the address of a gRPC server beside it."""
+    """An HTTP server, and a gRPC server beside it."""
 
     http: "HttpServer"
     grpc: GenerationServer
 
-    def ready_line(self) -> str:
-        return json.dumps(json.loads(self.http.ready_line()) | {"grpc": self.grpc.address})
+    @property
+    def about(self) -> dict[str, object]:
+        return self.http.about | {"grpc": self.grpc.address}
 
     async def start(self) -> None:
         """Starts both; if one cannot listen, drains the other one."""
