@@ -114,7 +114,6 @@ class Kind:
     field: str  # of the entry of a frame
     write: Callable[[Any, Written], Message]  # of a plain value; raises ValueError
     read: Callable[[Any, Sequence[Any], int | None], Any]  # of the message, its share and the vocabulary's size
-    weight: Callable[[Any], int] = lambda value: 0  # about how many bytes it has, at least; most are small
     share: Callable[[Any, Columns], Sequence[Any]] | None = None  # that the message has of the columns
 
 
@@ -178,10 +177,6 @@ class Direction:
         for column in columns.values():
             column.check()
 
-    def weight(self, value: object) -> int:
-        """About how many bytes a message will have, at least."""
-        return self._by_value[type(value)].weight(value)
-
 
 @dataclass(frozen=True)
 class RoleCodec(Generic[Opening, Ask, Answer]):
@@ -203,8 +198,32 @@ class RoleCodec(Generic[Opening, Ask, Answer]):
         return _side(self.replies, self.requests, vocabulary_size)
 
 
+def _weight_of_open(opening: plain.OpenTarget | plain.OpenDrafter) -> int:
+    return len(opening.prompt) + len(opening.options.grammar.text if opening.options.grammar else "")
+
+
+WEIGHTS: Mapping[type, Callable[[Any], int]] = {  # of the messages that may be large
+    plain.OpenTarget: _weight_of_open,
+    plain.Pass: lambda request: len(request.committed) + sum(map(len, request.listed)),
+    plain.PassDone: lambda reply: sum(map(codec.weight_of_node, reply.nodes)) + len(reply.hidden.states),
+    plain.RowFetched: lambda reply: 4 * len(reply.row.ids),
+    plain.PromptScored: lambda reply: sum(map(codec.weight_of_node, reply.tokens)),
+    plain.OpenDrafter: _weight_of_open,
+    plain.Draft: lambda request: len(request.letters) + len(request.hidden.states),
+    plain.Drafted: lambda reply: sum(2 * len(token.row.ids) for token in reply.draft_tokens if token.row is not None),
+    plain.Score: lambda request: sum(map(len, request.strings)),
+    plain.Scored: lambda reply: 8 * len(reply.probabilities),
+}
+
+
+def weight_of(message: object) -> int:
+    """About how many bytes a message will have, at least."""
+    weigh = WEIGHTS.get(type(message))
+    return 0 if weigh is None else weigh(message)
+
+
 def _side(writes: Direction, reads: Direction, size: int | None) -> FrameCodec[Any, Any]:
-    return FrameCodec(writes.encode, partial(reads.decode, size=size), writes.weight)
+    return FrameCodec(writes.encode, partial(reads.decode, size=size), weight_of)
 
 
 def _fields(message: Callable[..., Any], **encode: Callable[[Any], Any]) -> Callable[[Any, Written], Any]:
@@ -472,28 +491,6 @@ def _alike(value: type, field: str, message: Callable[..., Any]) -> Kind:
     return Kind(value, field, _fields(message), lambda message, *_: value(*parts(message)))
 
 
-def _weight_of_reply(reply: plain.PassDone | plain.PromptScored) -> int:
-    if isinstance(reply, plain.PromptScored):
-        return sum(map(codec.weight_of_node, reply.tokens))
-    return sum(map(codec.weight_of_node, reply.nodes)) + len(reply.hidden.states)
-
-
-def _weight_of_open(opening: plain.OpenTarget | plain.OpenDrafter) -> int:
-    return len(opening.prompt) + len(opening.options.grammar.text if opening.options.grammar else "")
-
-
-def _weight_of_pass(request: plain.Pass) -> int:
-    return len(request.committed) + sum(map(len, request.listed))
-
-
-def _weight_of_draft(request: plain.Draft) -> int:
-    return len(request.letters) + len(request.hidden.states)
-
-
-def _weight_of_drafted(reply: plain.Drafted) -> int:
-    return sum(0 if token.row is None else 2 * len(token.row.ids) for token in reply.draft_tokens)
-
-
 _write_open_drafter = _fields(drafter_pb.OpenDrafter, prompt=str.encode, allowed=codec.encode_ids, **_OPENING)
 _write_draft = _fields(drafter_pb.Draft, letters=str.encode, hidden=codec.encode_hidden)
 _write_score = _fields(drafter_pb.Score, strings=lambda strings: [letters.encode() for letters in strings])
@@ -510,8 +507,8 @@ TARGET: RoleCodec[plain.OpenTarget, _TargetRequest, _TargetReply] = RoleCodec(
         target_pb.VerifyRequests,
         "requests",
         (
-            Kind(plain.OpenTarget, OPEN, _fields(target_pb.OpenTarget, **_OPENING), _read_open_target, _weight_of_open),
-            Kind(plain.Pass, "next_pass", _write_pass, _read_pass, _weight_of_pass, _share("listed")),
+            Kind(plain.OpenTarget, OPEN, _fields(target_pb.OpenTarget, **_OPENING), _read_open_target),
+            Kind(plain.Pass, "next_pass", _write_pass, _read_pass, _share("listed")),
             Kind(plain.FetchRow, "fetch", _fields(target_pb.FetchRow, listed=codec.encode_ids), _read_fetch),
             _alike(plain.RunTo, "run_to", target_pb.RunTo),
             Kind(plain.ScorePrompt, "score", _fields(target_pb.ScorePrompt), _read_prompt_request),
@@ -524,9 +521,9 @@ TARGET: RoleCodec[plain.OpenTarget, _TargetRequest, _TargetReply] = RoleCodec(
         "replies",
         (
             OPENED,
-            Kind(plain.PassDone, "done", _write_done, _read_done, _weight_of_reply, _share("rows", "samples")),
-            Kind(plain.RowFetched, "fetched", _write_fetched, _read_fetched, lambda reply: 4 * len(reply.row.ids)),
-            Kind(plain.PromptScored, "scored", _write_prompt, _read_prompt, _weight_of_reply, _share("samples")),
+            Kind(plain.PassDone, "done", _write_done, _read_done, _share("rows", "samples")),
+            Kind(plain.RowFetched, "fetched", _write_fetched, _read_fetched),
+            Kind(plain.PromptScored, "scored", _write_prompt, _read_prompt, _share("samples")),
             ENDED,
         ),
         _target_columns,
@@ -542,11 +539,11 @@ DRAFTER: RoleCodec[plain.OpenDrafter, _DrafterRequest, plain.Drafted | plain.Sco
         drafter_pb.DraftRequests,
         "requests",
         (
-            Kind(plain.OpenDrafter, OPEN, _write_open_drafter, _read_open_drafter, _weight_of_open),
-            Kind(plain.Draft, "draft", _write_draft, _read_draft, _weight_of_draft),
+            Kind(plain.OpenDrafter, OPEN, _write_open_drafter, _read_open_drafter),
+            Kind(plain.Draft, "draft", _write_draft, _read_draft),
             # No upper limit: an epoch in which everything is accepted may be long. What is limited is each advance.
             _alike(plain.Advance, "advance", drafter_pb.Advance),
-            Kind(plain.Score, "score", _write_score, _read_score, lambda request: sum(map(len, request.strings))),
+            Kind(plain.Score, "score", _write_score, _read_score),
             CLOSE,
         ),
     ),
@@ -555,8 +552,8 @@ DRAFTER: RoleCodec[plain.OpenDrafter, _DrafterRequest, plain.Drafted | plain.Sco
         "replies",
         (
             OPENED,
-            Kind(plain.Drafted, "drafted", _write_drafted, _read_drafted, _weight_of_drafted, _share_of_drafted),
-            Kind(plain.Scored, "scored", _write_scored, _read_scored, lambda reply: 8 * len(reply.probabilities)),
+            Kind(plain.Drafted, "drafted", _write_drafted, _read_drafted, _share_of_drafted),
+            Kind(plain.Scored, "scored", _write_scored, _read_scored),
             ENDED,
         ),
         _drafter_columns,
