@@ -19,7 +19,7 @@ from crossdraft.cli.commands import command
 from crossdraft.cli.running import CommandFailed, Interrupted, checked_options
 from crossdraft.config import commands
 from crossdraft.config.api import ServedGrpc, ServedHttp
-from crossdraft.config.engine import DEMO, STARTED, EngineOptions
+from crossdraft.config.engine import STARTED, EngineOptions
 from crossdraft.config.fields import COMMAS, option
 from crossdraft.config.service import ServedDrafter, ServedNgram, ServedTarget
 from crossdraft.engine.names import LABORATORY, laboratory
@@ -95,7 +95,6 @@ def demo(
     max_tokens: int = option(30, "Max tokens to generate.", min=1),
     temperature: list[float] = option([0.0, 0.8], f"Sampling temperature, 0 is greedy; {COMMAS}.", min=0),
     seed: int = option(14, "Random seed of both generations, so that their texts must be equal."),
-    engine: EngineOptions = DEMO,
 ) -> None:
     """Generate with and without a drafter, and compare. It starts the bundled models, and ends them afterwards.
 

@@ -14,7 +14,6 @@ from crossdraft.cli.processes import patience
 from crossdraft.cli.running import PlainConsole, checked_options, run_to_end
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, Statistics, Token, connect
 from crossdraft.config.commands import WhereToGenerate
-from crossdraft.config.engine import DEMO, EngineOptions
 from crossdraft.engine.names import LABORATORY
 from crossdraft.text.letters import common_length
 
@@ -23,6 +22,7 @@ PADDED = find_spec(LABORATORY) is not None
 MODELS: dict[str, Any] = {
     "target_model": "inflated:16x1024:bundled:target" if PADDED else "bundled:target",
     "drafter_model": "bundled:drafter-a",
+    **{"device": "cpu", "cache_mib": 256, "threads": 1},  # a thread for each model: alike on every machine
 }
 PROMPT = (
     "class Point:\n    @property\n    def x(self):\n        return self._x\n\n    @x.setter\n    def x(self, value):\n"
@@ -54,9 +54,7 @@ def speedup(turn: Turn) -> float:
     return drafted / plain if plain else 0.0
 
 
-def demo(
-    prompt: str | None, k: int, max_tokens: int, temperature: Sequence[float], seed: int, engine: EngineOptions = DEMO
-) -> None:
+def demo(prompt: str | None, k: int, max_tokens: int, temperature: Sequence[float], seed: int) -> None:
     """Generates with a drafter and without at each temperature, and compares: both texts must be equal."""
     with checked_options():
         request = GenerationRequest(
@@ -68,16 +66,16 @@ def demo(
             paths=1,
         )
         requests = [replace(request, options=SamplingOptions(one)) for one in temperature]
-    run_to_end(_demo(requests, engine))
+    run_to_end(_demo(requests))
 
 
-async def _demo(requests: Sequence[GenerationRequest], engine: EngineOptions) -> None:
+async def _demo(requests: Sequence[GenerationRequest]) -> None:
     notes, out = PlainConsole(stderr=True, highlight=False), PlainConsole(highlight=False)
     if not PADDED:
         notes.print("the target is as small as it is: only a checkout can pad it to a larger one", soft_wrap=True)
     found = []
     async with (
-        services(WhereToGenerate(**(MODELS | vars(engine)))) as (target, drafter),
+        services(WhereToGenerate(**MODELS)) as (target, drafter),
         connect(target, drafter, patience(), needs_drafter=True) as pipeline,
         connect(target, patience=patience()) as alone,
     ):

@@ -137,4 +137,3 @@ class OwnModels(ModelSettings, TargetOptions):
 
 
 STARTED = EngineOptions(cache_mib=512)  # of services that a command starts for itself
-DEMO = EngineOptions(device="cpu", cache_mib=256, threads=1)  # a thread for each model: alike on every machine
