@@ -20,7 +20,7 @@ from crossdraft.cluster.orchestrators import OrchestratorMetrics
 from crossdraft.config.service import LogFormat, LogLevel, SessionOptions
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.errors import NameUnknown, Overloaded, Unreachable
+from crossdraft.rpc.errors import Overloaded, Unreachable
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.rpc.handlers import CLOSED, Activity
 from crossdraft.rpc.log_context import about
@@ -62,7 +62,7 @@ async def exposed(outputs: FakeBackend, *times: float, orders: Sequence[OutputRe
     metrics = Metrics()
     measured = MeasuredBackend(outputs, metrics, ticking(*times))
     for order in orders:
-        with suppress(NameUnknown):
+        with suppress(LookupError):
             await drained(measured, order)
     return metrics.text()[0].decode()
 
