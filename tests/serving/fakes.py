@@ -6,10 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from crossdraft.client import GenerationRequest, Kind, Reason, Statistics, Token
-from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.generation import Committed, Generate, OutputEnded
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import OutputItem, OutputRequest, TraceSpans
+from crossdraft.serving.backend import OutputItem, OutputRequest, TraceSpans, UnknownModelError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.limits import GenerationOptions
 from crossdraft.trace.timeline import Span
@@ -61,7 +60,7 @@ class FakeBackend:
         """A token for each byte, and one before all; a chat is its last message."""
         prompt = asked.prompt if isinstance(asked, GenerationRequest) else asked
         if model not in {model.name for model in self.served}:
-            raise NameUnknown(f"there is no model {model!r}")
+            raise UnknownModelError(f"there is no model {model!r}")
         if isinstance(prompt, tuple):
             text = "".join(chr(token % 128) for token in prompt)
             return Written(prompt, tuple(text), text, self.plain)
@@ -74,7 +73,7 @@ class FakeBackend:
         await self._count(1)
         try:
             if request.model not in {model.name for model in self.served}:
-                raise NameUnknown(f"there is no model {request.model!r}; there is {self.served[0].name}")
+                raise UnknownModelError(f"there is no model {request.model!r}; there is {self.served[0].name}")
             for number in range(0, len(self.tokens), self.together):
                 await self._before(number)
                 tokens = tuple(self.tokens[number : number + self.together])

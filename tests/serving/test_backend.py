@@ -13,7 +13,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crossdraft.client import GenerationRequest, Kind, Pipeline, Reason, Token
-from crossdraft.rpc import errors
 from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
 from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.generation import SERVICE, Committed
@@ -54,9 +53,9 @@ async def test_a_model_without_a_target_is_not_served_and_says_why(caplog: pytes
 
 async def test_names_that_are_not_there() -> None:
     async with backends.LocalBackend(MODEL, QUICK) as outputs:
-        with pytest.raises(errors.NameUnknown, match="there is no model 'other'; there is demo"):
+        with pytest.raises(backends.UnknownModelError, match="there is no model 'other'; there is demo"):
             await first(outputs, order("other"))
-        with pytest.raises(errors.NameUnknown, match="'demo' has no drafter 'b'; there is a"):
+        with pytest.raises(backends.UnknownModelError, match="'demo' has no drafter 'b'; there is a"):
             await first(outputs, order(drafter="b"))
 
 
@@ -65,7 +64,7 @@ async def test_one_more_than_there_is_room_for() -> None:
     waiting = asyncio.create_task(first(outputs, order()))  # for its target
     while not outputs.running:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    with pytest.raises(errors.Overloaded, match="1 outputs are being generated, which is the limit") as caught:
+    with pytest.raises(backends.OverloadedError, match="1 outputs are being generated, which is the limit") as caught:
         await first(outputs, order())
     assert caught.value.after >= 1
     waiting.cancel()

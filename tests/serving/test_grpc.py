@@ -29,6 +29,7 @@ from crossdraft.rpc.generation import (
 )
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
+from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.grpc_client import Client, RemoteGeneration
 from crossdraft.serving.limits import GenerationOptions, Keys, scope_of
@@ -162,7 +163,7 @@ async def read(generation: RemoteGeneration, into: list[Token]) -> None:
     [
         (RequestError("k must be smaller"), RequestError, "k must be smaller"),
         (PromptTooLongError("the prompt has 9 tokens"), errors.ContextTooLong, "the prompt has 9 tokens"),
-        (errors.Overloaded("64 outputs are being made", 2.5), errors.Overloaded, "64 outputs"),
+        (OverloadedError("64 outputs are being made", 2.5), errors.Overloaded, "64 outputs"),
         (errors.Unreachable("target at 10.0.0.1:7: gone"), errors.Unreachable, "no target can make"),
         (errors.Full("target at 10.0.0.1:7: full"), errors.Overloaded, "at their limit of sessions"),
         (errors.TooLarge("target at 10.0.0.1:7: 9 MiB"), errors.TooLarge, "the prompt is too large"),
@@ -180,7 +181,7 @@ async def test_what_goes_wrong_is_said(outputs, client, made, fault, error, text
     assert got == made
     assert outputs.running == 0
     assert "10.0.0.1" not in str(raised.value)
-    if isinstance(fault, errors.Overloaded):
+    if isinstance(fault, OverloadedError):
         assert isinstance(raised.value, errors.Overloaded)
         assert raised.value.after == fault.after
 

@@ -18,11 +18,11 @@ import prometheus_client
 from prometheus_client import Histogram
 
 from crossdraft.client import Kind, RequestError
-from crossdraft.rpc.errors import Cancelled, Full, NameUnknown, Overloaded, ServiceError, TimedOut, Unreachable
+from crossdraft.rpc.errors import Cancelled, Full, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry
-from crossdraft.serving.backend import OutputItem, OutputRequest, TraceSpans
+from crossdraft.serving.backend import OutputItem, OutputRequest, OverloadedError, TraceSpans, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 from crossdraft.verification.methods import SEEDED, method_named
@@ -30,7 +30,7 @@ from crossdraft.verification.methods import SEEDED, method_named
 log = logging.getLogger(__name__)
 MODELS_SECONDS = 3.0  # that a call of `models` may take
 SEARCH_SECONDS = 30.0  # after a loss, without a new token, an output fails
-BUSY = (Overloaded, Full)  # errors of orchestrators and targets without room now
+BUSY = (OverloadedError, Full)  # errors of orchestrators and targets without room now
 RETRIABLE = (Unreachable, TimedOut, Cancelled, *BUSY)  # errors that another orchestrator need not meet, or not for long
 PAUSE = 0.25  # seconds before another orchestrator is asked
 SEED_BYTES = 8
@@ -48,7 +48,7 @@ class Began:
     orchestrator: str  # its actor's id
 
 
-Expected = RequestError | ServiceError
+Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
 EXPECTED = get_args(Expected)
 
 
@@ -155,7 +155,7 @@ class ClusterBackend:
                 self._served[name] = await self.orchestrators[name].models()
         except Lost:
             return ()
-        except Overloaded:
+        except OverloadedError:
             pass
         except TimeoutError:
             if self.clock() - self._heard.get(name, -inf) > MODELS_SECONDS:
@@ -173,7 +173,7 @@ class ClusterBackend:
 
     def _orchestrators(self, model: str) -> Any:
         if model not in self.orchestrators:
-            raise NameUnknown(f"there is no model {model!r}; there is {', '.join(self.orchestrators)}")
+            raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(self.orchestrators)}")
         return self.orchestrators[model]
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
@@ -188,7 +188,7 @@ class ClusterBackend:
                         if item is not None:
                             yield item
                 return
-            except (Lost, Overloaded) as error:
+            except (Lost, OverloadedError) as error:
                 self._lost(_meant(error, journal), journal, heard)
                 await asyncio.sleep(PAUSE)
 
@@ -221,7 +221,7 @@ class ClusterBackend:
         journal.lost_at = None
 
     def _lost(self, error: Exception, journal: Journal, heard: float) -> None:
-        """Records a loss, or that there is no room for an output under way. Raises Unreachable, or Overloaded or
+        """Records a loss, or that there is no room for an output under way. Raises Unreachable, or OverloadedError or
         Full where there is no room: it is a new output, cannot be resumed, or has waited for `search_seconds`."""
         if not isinstance(error, Lost):
             raise error

@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.config.request import AUTO, NO_DRAFTER
-from crossdraft.rpc import errors
+from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError, name_of, without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
@@ -30,6 +30,7 @@ from crossdraft.verification.methods import METHODS
 
 log = logging.getLogger(__name__)
 DECODE_PLAINLY = ""  # in place of the name of a drafter
+MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
 TRIED_EVERY = 2.0  # seconds between two attempts to reach services that are not there
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
@@ -84,7 +85,7 @@ class Backend(Protocol):
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """The tokens of one output as they are committed, then its end. Closing it early releases everything. Raises
-        RequestError; ServiceError, of which NameUnknown, DrafterUnknown and Overloaded before anything is made."""
+        RequestError, UnknownModelError, UnknownDrafterError, OverloadedError; ServiceError: no target is left."""
 
 
 def model_of(backend: Backend, name: str | None) -> str:
@@ -93,6 +94,22 @@ def model_of(backend: Backend, name: str | None) -> str:
     if not name and len(own) != 1:
         raise RequestError(f"name the model; there are {', '.join(own)}", "model")
     return name or own[0]
+
+
+class UnknownModelError(LookupError):
+    """No model of this name is served; the text lists those that are."""
+
+
+class UnknownDrafterError(UnknownModelError):
+    """The model has no drafter of this name; the text lists those that it has."""
+
+
+class OverloadedError(Exception):
+    """The limit of concurrent outputs is reached; try again later."""
+
+    def __init__(self, text: str, after: float = MIN_RETRY_SECONDS) -> None:
+        super().__init__(text)
+        self.after = after  # seconds until it may be tried again
 
 
 @dataclass(frozen=True)
@@ -176,7 +193,7 @@ class SharedPipeline:
         while self.pipeline is None:
             try:
                 await self.open()
-            except (errors.ServiceError, ValueError) as error:  # the latter: TLS files that are wrong for a while
+            except (ServiceError, ValueError) as error:  # the latter: TLS files that are wrong for a while
                 log.debug("not open yet: %s", error)
             except Exception:  # a fault of ours must not end the attempts, which nobody waits for
                 log.exception("a pipeline cannot be opened, and is tried again")
@@ -199,11 +216,11 @@ class SharedPipeline:
         used = self.targets, self.drafters
         try:
             self.pipeline = await self.make(*used).__aenter__()
-        except (errors.NotServed, RequestError) as error:  # the latter is about addresses, not about anybody's request
-            self.fault = f"not used: {errors.without_addresses(str(error))}"
-            raise errors.NotServed(str(error)) from error
-        except errors.ServiceError as error:
-            self.fault = f"not there yet ({errors.name_of(error).replace('_', ' ')})"
+        except (NotServed, RequestError) as error:  # of the latter: the addresses are wrong, not anybody's request
+            self.fault = f"not used: {without_addresses(str(error))}"
+            raise NotServed(str(error)) from error
+        except ServiceError as error:
+            self.fault = f"not there yet ({name_of(error).replace('_', ' ')})"
             raise
         if used != (self.targets, self.drafters):
             await self.pipeline.follow(self.targets, self.drafters)
@@ -278,7 +295,7 @@ class LocalBackend:
             shared.begin()
         try:
             await self._default.open()
-        except errors.ServiceError as error:
+        except ServiceError as error:
             log.warning("%s cannot be served yet: %s", self._model.name, error)
         return self
 
@@ -339,7 +356,7 @@ class LocalBackend:
                             begun = True
                             yield item
                     return
-                except errors.Replaced:
+                except Replaced:
                     if begun or request.target:
                         raise
 
@@ -368,7 +385,7 @@ class LocalBackend:
         prepared = await pipeline.prepared(request.generation)
         target = pipeline.models.target.fingerprint
         if request.target not in ("", target):
-            raise errors.Replaced(errors.REPLACED.format(repr(request.model)))
+            raise Replaced(REPLACED.format(repr(request.model)))
         with about(request=request.id):
             running = pipeline.run(request.generation, watch, prepared, request.drafter != DECODE_PLAINLY)
         async with running as generation:
@@ -410,12 +427,12 @@ class LocalBackend:
         name = model.default_drafter if name in (None, AUTO, DECODE_PLAINLY) else name
         if name not in self._pipelines:
             there = ", ".join(model.drafter_names) or "none"
-            raise errors.DrafterUnknown(f"{model.name!r} has no drafter {name!r}; there is {there}")
+            raise UnknownDrafterError(f"{model.name!r} has no drafter {name!r}; there is {there}")
         return self._pipelines[name]
 
     def _check(self, name: str) -> None:
         if name not in self._model.names:
-            raise errors.NameUnknown(f"there is no model {name!r}; there is {', '.join(self._model.names)}")
+            raise UnknownModelError(f"there is no model {name!r}; there is {', '.join(self._model.names)}")
 
     @property
     def _default(self) -> SharedPipeline:
@@ -423,12 +440,12 @@ class LocalBackend:
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
-        """Counts the block as one running output; raises Overloaded at the limit."""
+        """Counts the block as one running output; raises OverloadedError at the limit."""
         limit = self._options.max_outputs
         if self.running >= limit:
             # With `limit` outputs under way, one ends every mean / limit seconds.
-            after = max(errors.MIN_RETRY_SECONDS, self._mean_seconds / limit)
-            raise errors.Overloaded(f"{limit} outputs are being generated, which is the limit", after)
+            after = max(MIN_RETRY_SECONDS, self._mean_seconds / limit)
+            raise OverloadedError(f"{limit} outputs are being generated, which is the limit", after)
         self.running += 1
         began = time.monotonic()
         try:

@@ -13,7 +13,14 @@ from crossdraft.rpc import errors
 from crossdraft.rpc.generation import SERVICE, Committed, Generate, GenerationHandlers, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.server import Endpoint, Listening, Serving
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
-from crossdraft.serving.backend import Backend, OutputRequest, model_of
+from crossdraft.serving.backend import (
+    MIN_RETRY_SECONDS,
+    Backend,
+    OutputRequest,
+    OverloadedError,
+    UnknownModelError,
+    model_of,
+)
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
 from crossdraft.types.output import ServedModel
 from crossdraft.types.request import PromptTooLongError
@@ -32,15 +39,18 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.ContextTooLong(str(error)) from error
     except RequestError as error:
         raise errors.BadRequest(str(error)) from error
-    except errors.Overloaded as error:
-        raise errors.Overloaded(errors.without_addresses(str(error)), error.after) from error
-    except (errors.BadRequest, errors.ContextTooLong, errors.NameUnknown) as error:
+    except UnknownModelError as error:
+        raise errors.NameUnknown(str(error)) from error
+    except OverloadedError as error:
+        raise errors.Overloaded(str(error), error.after) from error
+    except (errors.BadRequest, errors.ContextTooLong) as error:
         log.info("an output was refused: %s", error)
         raise type(error)(errors.without_addresses(str(error))) from error
     except errors.TooLarge as error:
         raise errors.TooLarge("the prompt is too large for the target; shorten it") from error
     except errors.Full as error:
-        raise errors.Overloaded("all targets are at their limit of sessions; ask again later") from error
+        text = "all targets are at their limit of sessions; ask again later"
+        raise errors.Overloaded(text, MIN_RETRY_SECONDS) from error
     except errors.ServiceError as error:
         log.info("an output failed: %s", error)
         raise errors.Unreachable("no target can make this output now; ask again later") from error

@@ -14,7 +14,6 @@ BROKEN_WRITE = "Internal error from Core"
 # How the text of a `Full` begins: its status is also gRPC's own for messages that are too large.
 FULL = "no room for another session: "
 REPLACED = "{} was replaced by another model while this output was being made; ask again"
-MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 MAX_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
 # What a client's gRPC says of a connection that fails in a handshake, and what it means. Only the first fits.
 HANDSHAKES: tuple[tuple[str, str], ...] = (
@@ -93,11 +92,7 @@ class NotServed(ServiceFault):
 
 
 class NameUnknown(NotServed):
-    """There, no model or drafter has this name; the text lists those that there are."""
-
-
-class DrafterUnknown(NameUnknown):
-    """The model has no drafter of this name."""
+    """There, no model or drafter has this name."""
 
 
 class NotAllowed(ServiceFault):
@@ -123,7 +118,7 @@ class Full(ServiceFault):
 class Overloaded(ServiceFault):
     """There is no room for the request now."""
 
-    def __init__(self, text: str, after: float = MIN_RETRY_SECONDS) -> None:
+    def __init__(self, text: str, after: float = 1.0) -> None:
         super().__init__(text)
         self.after = after  # seconds after which to retry
 

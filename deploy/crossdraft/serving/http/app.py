@@ -20,10 +20,9 @@ from starlette.responses import Response
 
 from crossdraft.client.api import software
 from crossdraft.config.api import SpeculativeMetrics, ToolCallParser
-from crossdraft.rpc.errors import NameUnknown
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.log_context import REQUEST_ID
-from crossdraft.serving.backend import Backend, OutputRequest, model_of
+from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, model_of
 from crossdraft.serving.http.chats import MAX_DEPTH, DetokenizeBody, TokenizeBody, deep
 from crossdraft.serving.http.errors import (
     ABSENT,
@@ -315,7 +314,7 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
         if (own := backend.names.get(model)) is not None and model not in found:
             raise replace(ABSENT, message=f"{own}: {backend.absent.get(own, NONE_YET)}")
         if model not in found:
-            raise NameUnknown(f"there is no model {model!r}; there is {', '.join(found) or 'none'}")
+            raise UnknownModelError(f"there is no model {model!r}; there is {', '.join(found) or 'none'}")
         return _card(found[model])
 
     @router.post("/tokenize")

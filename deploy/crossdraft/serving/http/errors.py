@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from crossdraft.config.request import ALIASES, Speculation
 from crossdraft.rpc import errors
+from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.serving.http.chats import UNSERVED, Body
 from crossdraft.serving.limits import KeyRefusedError
 from crossdraft.types.request import PromptTooLongError, RequestError
@@ -83,6 +84,9 @@ BUG = RefusedError(500, "the server failed; its log says why", "server_error", "
 MEANINGS: Mapping[type[Exception], RefusedError] = {
     PromptTooLongError: TOO_LONG,
     RequestError: WRONG,
+    UnknownDrafterError: RefusedError(404, "", INVALID, "drafter_not_found"),
+    UnknownModelError: RefusedError(404, "", INVALID, "model_not_found"),
+    OverloadedError: RefusedError(429, "", BUSY, "overloaded"),
     KeyRefusedError: RefusedError(401, "", "authentication_error", "invalid_api_key"),
     **dict.fromkeys((errors.BadMessage, errors.ProtocolBroken, errors.CannotListen), BUG),
     errors.BadRequest: WRONG,
@@ -90,7 +94,6 @@ MEANINGS: Mapping[type[Exception], RefusedError] = {
     errors.TooLarge: RefusedError(
         413, "the prompt is too large for the target; shorten it", INVALID, "request_too_large"
     ),
-    errors.DrafterUnknown: RefusedError(404, "", INVALID, "drafter_not_found"),
     errors.NameUnknown: RefusedError(404, "", INVALID, "model_not_found"),
     errors.Replaced: REPLACED,
     errors.Full: RefusedError(429, "all targets are at their limit of sessions; ask again later", BUSY, "overloaded"),
@@ -101,7 +104,7 @@ MEANINGS: Mapping[type[Exception], RefusedError] = {
 }
 FOREIGN = tuple(MEANINGS)
 # Fields that other errors than RequestError are about.
-PARAMS = {errors.DrafterUnknown: "speculative.drafter", errors.NameUnknown: "model"}
+PARAMS = {UnknownDrafterError: "speculative.drafter", UnknownModelError: "model", errors.NameUnknown: "model"}
 FieldOf = Callable[[RequestError], str | None]
 SPECULATIVE = re.compile(rf"(?<![\w.'])({'|'.join(one.name for one in fields(Speculation) if '_' in one.name)})\b")
 # OpenAI's codes for errors of the framework, by status.
@@ -117,7 +120,7 @@ def refusal_of(error: Exception, request_id: str, field_of: FieldOf = lambda err
         level = logging.WARNING if meaning.message else logging.INFO
         log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
     text = errors.without_addresses(str(error)) if isinstance(error, errors.ServiceError) else str(error)
-    after = error.after if isinstance(error, errors.Overloaded) else errors.MIN_RETRY_SECONDS
+    after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
     text = SPECULATIVE.sub(r"speculative.\g<0>", text)  # fields as they are named in a body
     param = next((name for kind, name in PARAMS.items() if isinstance(error, kind)), None)
     param = (field_of(error) or None) if isinstance(error, RequestError) else param

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crossdraft.config.api import HttpSettings
-from crossdraft.rpc.errors import MIN_RETRY_SECONDS
 from crossdraft.rpc.event_loop import MEDIUM
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
+from crossdraft.serving.backend import MIN_RETRY_SECONDS
 from crossdraft.serving.http.errors import BUSY, ENDS, INVALID, RefusedError, refusal_of
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
 
