@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import NoReturn
 
 from crossdraft.client import GenerationRequest, Kind, Token
-from crossdraft.cluster.failover import Began, Lost, Reply
+from crossdraft.cluster.failover import Began, Lost, Replies, Reply
 from crossdraft.rpc.generation import Committed
 from crossdraft.serving.backend import OutputRequest
 from crossdraft.types.output import ServedModel
@@ -46,7 +46,7 @@ class Scripted:
             raise self.answer
         return await nothing() if self.answer is None else self.answer
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Reply, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         self.requests.append(request)
         try:
             for act in self.scripts.pop(0) if self.scripts else [Lost("nobody is there")]:
@@ -55,6 +55,6 @@ class Scripted:
                 if act is None:
                     await nothing()
                 else:
-                    yield act
+                    yield (act,)
         finally:
             self.closed += 1

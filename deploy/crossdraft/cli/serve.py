@@ -5,6 +5,7 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -431,14 +432,13 @@ def _named_drafter(given: str, untrusted: frozenset[str]) -> NamedDrafter:
 
 @dataclass(eq=False)
 class HttpAndGrpc(Serving):
-    """An HTTP server, and a gRPC server beside it."""
+    """An HTTP server, whose ready line has the address of a gRPC server beside it."""
 
     http: "HttpServer"
     grpc: GenerationServer
 
-    @property
-    def about(self) -> dict[str, object]:
-        return self.http.about | {"grpc": self.grpc.address}
+    def ready_line(self) -> str:
+        return json.dumps(json.loads(self.http.ready_line()) | {"grpc": self.grpc.address})
 
     async def start(self) -> None:
         """Starts both; if one cannot listen, drains the other one."""

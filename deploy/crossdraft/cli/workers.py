@@ -57,10 +57,9 @@ class Workers(Serving):
         self._workers: list[Worker] = []
         self._keeping: list[asyncio.Task[NoReturn]] = []
 
-    @property
-    def about(self) -> dict[str, object]:
-        """What the first worker says, and the ids of all their processes."""
-        return self._workers[0].ready | self.marks | {"workers": [one.process.pid for one in self._workers]}
+    def ready_line(self) -> str:
+        """The first worker's, and the ids of all their processes."""
+        return json.dumps(self._workers[0].ready | self.marks | {"workers": [one.process.pid for one in self._workers]})
 
     async def start(self) -> None:
         """Starts all. Raises CannotListen; CommandFailed: a worker ended before it was ready."""

@@ -60,6 +60,7 @@ class Refusal:
 
 
 Reply = Began | OutputItem | Refusal
+Replies = tuple[Reply, ...]  # one of them, as fronts and orchestrators of before an upgrade expect
 
 
 class Lost(Exception):  # noqa: N818 - it says what happened
@@ -182,11 +183,12 @@ class ClusterBackend:
         while True:
             try:
                 async with aclosing(orchestrators.stream(journal.rest)) as coming:
-                    async for reply in coming:
+                    async for replies in coming:
                         heard = self._heard[request.model] = self.clock()
-                        item = self._recorded(reply, journal, heard)
-                        if item is not None:
-                            yield item
+                        for reply in replies:
+                            item = self._recorded(reply, journal, heard)
+                            if item is not None:
+                                yield item
                 return
             except (Lost, OverloadedError) as error:
                 self._lost(_meant(error, journal), journal, heard)

@@ -17,7 +17,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 
 from crossdraft.cluster.config import ANY_PORT, Process, deployment_name
 from crossdraft.cluster.directory import announced, entry_of, node_address
-from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Reply
+from crossdraft.cluster.failover import ClusterBackend, LossMetrics, Lost, Refusal, Replies
 from crossdraft.cluster.serve_grpc import Elsewhere, keep_alive
 from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
 from crossdraft.cluster.status import APPLICATION, Entry, Role
@@ -72,13 +72,13 @@ class ServeOrchestrators:
             found: Written | Refusal = await self._handle.written.remote(asked, special)
         return found
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Reply, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         """The replies of one of them; raises Lost. Closing it early cancels the replica's work."""
         with _foreign_errors():
             response: Any = self._handle.options(stream=True).stream.remote(request)
             try:
-                async for reply in response:
-                    yield reply
+                async for replies in response:
+                    yield replies
             finally:
                 response.cancel()
 

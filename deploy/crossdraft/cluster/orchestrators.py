@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge
 
 from crossdraft.cluster.config import ANY_PORT, Process
 from crossdraft.cluster.directory import announced, entry_of, node_address
-from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Reply
+from crossdraft.cluster.failover import EXPECTED, Began, Refusal, Replies
 from crossdraft.cluster.serve_grpc import keep_alive
 from crossdraft.cluster.status import Entry, Role
 from crossdraft.config.cluster import ServedService
@@ -68,9 +68,9 @@ class Orchestrator:
         except EXPECTED as error:
             return Refusal(error)
 
-    async def stream(self, request: OutputRequest) -> AsyncGenerator[Reply, None]:
+    async def stream(self, request: OutputRequest) -> AsyncGenerator[Replies, None]:
         """The replies of one output. Errors that fronts expect are replies, too."""
-        yield self._began
+        yield (self._began,)
         with about(request=request.id):
             log.info("output requested: %d tokens are committed", len(request.generation.committed))
         self._metrics.resumed.inc(bool(request.generation.committed))
@@ -79,11 +79,11 @@ class Orchestrator:
         try:
             async with aclosing((await self._opened()).stream(request)) as replies:
                 async for reply in replies:
-                    yield reply
+                    yield (reply,)
             outcome = FINISHED
         except EXPECTED as error:
             outcome = type(error).__name__
-            yield Refusal(error)
+            yield (Refusal(error),)
         finally:
             self._metrics.ended(outcome)
 

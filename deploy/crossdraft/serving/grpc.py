@@ -1,6 +1,7 @@
 """The service crossdraft.v1.Generation in front of a `Backend`."""
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -146,7 +147,6 @@ class GenerationServer(Serving, GenerationHandlers):
             await asyncio.sleep(REPORT_INTERVAL)
             await self._endpoint.report(any(model.there for model in await self._backend.models()))
 
-    @property
-    def about(self) -> dict[str, object]:
-        metrics = {"metrics": self.metrics} if self.metrics else {}
-        return {"role": "generation", "address": self.address, "models": self._models, **self.marks, **metrics}
+    def ready_line(self) -> str:
+        line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
+        return json.dumps(line | self.marks | ({"metrics": self.metrics} if self.metrics else {}))

@@ -36,10 +36,9 @@ log = logging.getLogger(__name__)
 class Serving(ABC):
     """What serves while an `async with` block runs."""
 
-    @property
     @abstractmethod
-    def about(self) -> dict[str, object]:
-        """What is served, and where, for the ready line."""
+    def ready_line(self) -> str:
+        """One line of JSON: what is served, and where."""
 
     @abstractmethod
     async def start(self) -> object:
@@ -271,10 +270,10 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
             await self.service.close()
             self._lag.stop()
 
-    @property
-    def about(self) -> dict[str, object]:
-        about, where = self.service.description, {"role": self._role.name, "address": self.address}
-        return {**where, "model": about.model, "fingerprint": about.fingerprint, **self._marks}
+    def ready_line(self) -> str:
+        about = self.service.description
+        told = {"address": self.address, "model": about.model, "fingerprint": about.fingerprint}
+        return json.dumps({"ready": True, "role": self._role.name, **told, **self._marks})
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
@@ -294,7 +293,7 @@ async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
     try:
         async with server:
             freeze_heap()
-            print(json.dumps({"ready": True, **server.about}), file=output, flush=True)
+            print(server.ready_line(), file=output, flush=True)
             await stop.wait()
     except asyncio.CancelledError:
         if not hurry.is_set():

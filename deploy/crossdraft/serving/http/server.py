@@ -1,6 +1,7 @@
 """The HTTP server: listening, TLS whose files may be replaced, a ready line, and draining."""
 
 import asyncio
+import json
 import logging
 import socket
 import ssl
@@ -164,9 +165,8 @@ class HttpServer(Serving):
                 await self._task
                 raise
 
-    @property
-    def about(self) -> dict[str, object]:
-        return {"role": "http", "address": self.address, **self.marks}
+    def ready_line(self) -> str:
+        return json.dumps({"ready": True, "role": "http", "address": self.address, **self.marks})
 
 
 def _bound(listening: Listening) -> socket.socket:
