@@ -45,6 +45,7 @@ from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.services.conftest import AT_ONCE, save
 from tests.tables import pair_of, pseudo_distribution
 from tests.text.kinds import kind
+from tests.trace.recordings import Keeper
 
 PROMPT = "def main(argument):"
 GREEDY = client.SamplingOptions(temperature=0)  # the tiny target's likeliest tokens are text that the drafter can read

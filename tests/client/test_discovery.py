@@ -82,6 +82,7 @@ def test_addresses_are_separated_by_commas_and_counted_once() -> None:
         (("localhost",), "an address of a target must be HOST:PORT, such as 127.0.0.1:7001 .*, got 'localhost'"),
         (("http://a:1",), "an address of a target must be HOST:PORT, without http://"),
         (("dns:///a:1",), "must be HOST:PORT, without dns://"),
+        (("unix:7001",), "must be HOST:PORT, such as 127.0.0.1:7001 .*, got 'unix:7001'"),
         (("ipv4:127.0.0.1:1",), r"must be HOST:PORT, such as 127.0.0.1:7001 or \[::1\]:7001, got 'ipv4:"),
         (("a:1", "a:1,b:70000"), "an address of a drafter must be HOST:PORT, .* got 'b:70000'"),
     ],

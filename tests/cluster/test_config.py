@@ -104,7 +104,7 @@ NONE_AT_ALL = (
     ("models:\n  - name: x\n", r"line 2: models\.0\.target: Field required"),
     ("models: [\n", "line 2: "),
     ("models:\n\t- name: x\n", "line 2: "),
-    ("models: &all [*all]\n", "configuration: a part of it contains itself"),
+    ("models: &all [*all]\n", "configuration: it is nested too deeply, or contains itself"),
     ('models: "\x01"\n', "configuration: unacceptable character"),
     ("models: !!python/object:os.system {}\n", "line 1: could not determine a constructor"),
 )

@@ -131,6 +131,21 @@ def test_a_drafter_shows_what_whole_outputs_gained_not_what_its_best_arm_brings_
     assert max(shown[12:]) < 1.6  # in the text that suits it it is two to three times as fast
 
 
+def test_a_stall_keeps_no_drafter_away() -> None:
+    pipelines = Pipelines(a=GOOD, b=World(0.55, pass_base=0.02))
+    assert {name for name, _ in pipelines.run(8)[2:]} == {"a"}
+    pipelines.worlds = {"a": replace(GOOD, stall=30.0), "b": pipelines.worlds["b"]}
+    assert pipelines.seconds("a", 128) > 60
+    pipelines.worlds = {"a": GOOD, "b": pipelines.worlds["b"]}
+    assert [name for name, _ in pipelines.run(6)] == ["a"] * 6
+
+
+def test_of_two_that_are_nearly_as_fast_each_is_used() -> None:
+    outputs = Outputs("a", "b")
+    outputs.run(lambda _: {"a": 1.1, "b": 1.06}, 100)
+    assert outputs.used.count("a") >= 50
+
+
 def test_what_another_load_has_shown_says_something() -> None:
     controller, far = TargetController(), replace(GOOD, drafter_trip=0.001)
     assert not controller.output(KIND, CHAINS).gain(1.0)

@@ -196,10 +196,10 @@ async def own_services(own: OwnModels, place: Listening, for_workers: bool = Fal
     with checked_options():
         places = [local if port is None and for_workers else replace(place, port=port) for port in ports]
     check_ports(own, place.host)
-    for model in named:
-        await asyncio.to_thread(check_name, model)  # what is wrong with it is said before torch is imported
     async with AsyncExitStack() as stack:
         with ending_at_once():
+            for model in named:
+                await asyncio.to_thread(check_name, model)  # what is wrong with it is said before torch is imported
             servers = await _started(replace(own, threads=own.threads or threads_each(len(named))), places, stack)
         yield servers
 
@@ -347,7 +347,7 @@ def _check_template(path: Path | None) -> None:
     """Raises UsageError if it cannot be read, or is no template."""
     from jinja2 import TemplateSyntaxError
 
-    from crossdraft.text.chat_template import compiled
+    from crossdraft.text.chat_template import MISTAKES, compiled
 
     try:
         if path is not None:
@@ -357,6 +357,8 @@ def _check_template(path: Path | None) -> None:
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read --chat-template {path}: {why}") from error
+    except (*MISTAKES, SyntaxError) as error:  # as of one that is nested too deeply
+        raise UsageError(f"cannot compile --chat-template {path}: {error}") from error
 
 
 def _emulated(given: EngineOptions) -> tuple[str | None, float]:

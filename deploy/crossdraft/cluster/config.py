@@ -77,7 +77,7 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
     except (yaml.YAMLError, RecursionError) as error:
-        why = error if isinstance(error, yaml.YAMLError) else "a part of it contains itself"
+        why = error if isinstance(error, yaml.YAMLError) else "it is nested too deeply, or contains itself"
         raise ConfigurationError(f"{name}: {why}") from error
     try:
         configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())

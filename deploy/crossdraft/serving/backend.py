@@ -242,6 +242,7 @@ class DrafterChoice:
     def __init__(self) -> None:
         self.latest = ""  # what most outputs get
         self._trials = 0.0  # of slower ones that may begin
+        self._turn = False  # the usual one was begun since the latest trial
         self._turns: dict[str, bool] = {}  # the one that was tried last is the last; whether an output is trying it
 
     def usual(self, gains: Gains) -> str:
@@ -259,11 +260,13 @@ class DrafterChoice:
         for name, busy in self._turns.items() if gains[usual] else ():
             if name in gains and name != usual and not busy:
                 slower = 0 < MARGIN * gains[name] < gains[usual]
-                if not slower or self._trials >= 1:
+                if self._trials >= 1 if slower else not gains[name] or self._turn:
                     self._trials -= slower
+                    self._turn = False
                     del self._turns[name]
                     self._turns[name] = True
                     return name, True
+        self._turn = True
         return usual, False
 
     def ended(self, name: str, trial: bool) -> None:

@@ -245,7 +245,7 @@ class Driver:
 
     def _report(self, event: events.Event, now: float | None = None) -> None:
         """Take an event that happens now; it is handled after those before it."""
-        if isinstance(event, events.Lost) and isinstance(event.error, ServiceError):
+        if isinstance(event, events.Lost) and isinstance(event.error, ServiceError) and event.lane in self._lanes:
             self._failures[self._lanes[event.lane].roster.role] = event.error
         self._events.append((event, time.monotonic() if now is None else now))
         self._handle_all()

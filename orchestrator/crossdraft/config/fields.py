@@ -154,9 +154,12 @@ def typed(record: type) -> tuple[tuple["Field[Any]", tuple[type, ...], str], ...
     return tuple(found)
 
 
+SCHEMES = "(?:unix|unix-abstract|vsock|dns|ipv[46]|xds)"  # of gRPC's other targets, with which no host is called
+
+
 def fault_of_address(address: str) -> str:
     """What is wrong with it as host:port (gRPC's other targets are none), to be said after what it is of; or empty."""
-    found = re.fullmatch(r"(?:[^\s:/=\[\]]+|\[[^\s/=\[\]]+\]):([0-9]{1,5})", address)
+    found = re.fullmatch(rf"(?!{SCHEMES}:)(?:[^\s:/=\[\]]+|\[[^\s/=\[\]]+\]):([0-9]{{1,5}})", address)
     scheme, separator, _ = address.partition("://")
     how = f"without {scheme}://" if separator else "such as 127.0.0.1:7001 or [::1]:7001"
     return "" if found and 0 < int(found[1]) < 65536 else f"must be HOST:PORT, {how}, got {address!r}"

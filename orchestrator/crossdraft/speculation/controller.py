@@ -24,7 +24,7 @@ from crossdraft.speculation.choice import (
     PassSeen,
 )
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
-from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
+from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget, Record
 
 # Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
 # message is work for the event loop, and what was decided holds as long.
@@ -136,8 +136,9 @@ class TargetController:
             guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
             tokens = self._tokens / over.number
             seconds = max(0.0, now - over.began - self._reading)
-            for fares in {one.fares for one in over.sharing} if selection.seen(PLAIN) else ():
-                fares.gained.setdefault(self._octave, Share()).add(tokens, seconds * selection.records[PLAIN].ratio)
+            due = min(seconds, STALL * guesses[arm].seconds) * selection.records.get(PLAIN, Record()).ratio
+            for fares in {one.fares for one in over.sharing} if due else ():
+                fares.gained.setdefault(self._octave, Share()).add(tokens, due)
             selection.add(seconds, tokens, over.pure, guesses, over.number)
             if not arm.drafts and over.pure:
                 for fares in {one.fares for one in over.sharing}:

@@ -67,8 +67,11 @@ def codec_of(side: object, otherwise: "FrameCodec[Any, Any]") -> "FrameCodec[Any
     """Of a link on this channel, or in this handler's context."""
     if not isinstance(side, MemoryChannel | MemoryContext):
         return otherwise
-    # Nothing has a weight: what waits takes no further memory, and its number is limited, too.
-    return replace(otherwise, encode=MemoryFrame.of, decode=lambda frame: vars(frame)["messages"], weight=lambda _: 0)
+
+    def weight(message: object) -> int:  # of what is rounded, which holds up the loop; the rest takes no more memory
+        return otherwise.weight(message) if _has_rows(message) else 0
+
+    return replace(otherwise, encode=MemoryFrame.of, decode=lambda frame: vars(frame)["messages"], weight=weight)
 
 
 def serves(address: str) -> bool:
