@@ -30,11 +30,8 @@ class UnsupportedModelError(ValueError):
 
 
 def check_rotary_positions(model: PreTrainedModel, max_length: int) -> None:
-    """Refuses rotary positions that change within a session.
-
-    Raises:
-        UnsupportedModelError: they are others for a text of up to `max_length` tokens than for a shorter one.
-    """
+    """Refuses rotary positions that change within a session. Raises UnsupportedModelError: they are others for a text
+    of up to `max_length` tokens than for a shorter one."""
     ropes = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     for rope in (ropes, *(each for each in ropes.values() if isinstance(each, dict))):  # once, or by type of layer
         original = rope.get("original_max_position_embeddings")
@@ -68,11 +65,8 @@ class ModelLayers:
         return any(layer.key not in {(shape.heads, shape.key) for shape in self.shapes} for layer in self.attention)
 
     def windows(self, model: PreTrainedModel, length: int) -> tuple[Window | None, ...]:
-        """Of each attention module, in sessions of so many tokens, as the model's own masks have it.
-
-        Raises:
-            UnsupportedModelError: a mask is neither causal nor a window, or not known where there is a window.
-        """
+        """Of each attention module, in sessions of so many tokens, as the model's own masks have it. Raises
+        UnsupportedModelError: a mask is neither causal nor a window, or not known where there is a window."""
         found: dict[Sees | None, Window | None] = {None: None}
         for layer in self.attention:
             if layer.sees is None:
@@ -83,11 +77,8 @@ class ModelLayers:
 
 
 def window_of(sees: Sees, length: int, device: torch.device) -> Window | None:
-    """The window of a mask, found in what it lets the tokens of a text of so many see; None: all before.
-
-    Raises:
-        UnsupportedModelError: it is no window.
-    """
+    """The window of a mask, found in what it lets the tokens of a text of so many see; None: all before. Raises
+    UnsupportedModelError: it is no window."""
     none = torch.zeros((), dtype=torch.int64, device=device)
     places = torch.arange(length, device=device)
     blind = ~sees(none, none, places, none).broadcast_to(places.shape)  # who does not see the first token
@@ -147,11 +138,8 @@ AttentionMaskInterface.register(NOTING, _noted_mask)
 
 @torch.inference_mode()
 def layers_of(model: PreTrainedModel) -> ModelLayers:
-    """What each layer caches and sees, noted in a forward of one token.
-
-    Raises:
-        UnsupportedModelError: the model keeps something other than keys and values.
-    """
+    """What each layer caches and sees, noted in a forward of one token. Raises UnsupportedModelError: the model keeps
+    something other than keys and values."""
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError("this is an encoder-decoder model, which decodes from a second text")
     usual = model.config._attn_implementation
@@ -188,11 +176,8 @@ def lay_out(model: PreTrainedModel, layers: ModelLayers) -> Layouts:
 
 
 def install(model: PreTrainedModel) -> None:
-    """Makes the engine's attention the model's own.
-
-    Raises:
-        UnsupportedModelError: the model computes attention in its own way.
-    """
+    """Makes the engine's attention the model's own. Raises UnsupportedModelError: the model computes attention in its
+    own way."""
     model.set_attn_implementation(NAME)
     if model.config.get_text_config()._attn_implementation != NAME:
         raise UnsupportedModelError("attention in this model does not go through the interface of transformers")
@@ -221,11 +206,8 @@ def plain_logits(model: PreTrainedModel, request: ForwardRequest = PROBE) -> lis
 def check_agreement(
     model: PreTrainedModel, forward: Forward, expected: Sequence[Tensor], request: ForwardRequest = PROBE
 ) -> None:
-    """Refuses a model whose logits over a small tree are not those of `plain_logits`.
-
-    Raises:
-        UnsupportedModelError: they differ or are no numbers, or the model cannot take what the engine gives it.
-    """
+    """Refuses a model whose logits over a small tree are not those of `plain_logits`. Raises UnsupportedModelError:
+    they differ or are no numbers, or the model cannot take what the engine gives it."""
     if any(plain.isnan().any() for plain in expected):
         raise UnsupportedModelError("this model's own logits are no numbers: its weights have NaN, or are too large")
     try:
@@ -254,12 +236,8 @@ def keeps_logits(model: nn.Module) -> bool:
 
 
 def length_of(model: PreTrainedModel, max_length: int | None) -> int:
-    """Tokens of a session: `max_length`, or the model's context.
-
-    Raises:
-        NumberOutOfRangeError: `max_length` is too short for any tree or longer than the context.
-        ModelLoadError: neither is known.
-    """
+    """Tokens of a session: `max_length`, or the model's context. Raises NumberOutOfRangeError: `max_length` is too
+    short for any tree or longer than the context; ModelLoadError: neither is known."""
     context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None and max_length is None:
         raise ModelLoadError("the model's config does not say how long its context is: set --max-model-len")
