@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.serving.backend import DrafterChoice
+from crossdraft.speculation.choice import DraftSeen, Judged, Lifecycle, PassSeen
 from crossdraft.speculation.controller import TargetController
 from crossdraft.speculation.selection import CREDIT, EARNED
 from tests.speculation.simulator import CHAINS, KIND, Simulation, World
@@ -129,6 +130,16 @@ def test_a_drafter_shows_what_whole_outputs_gained_not_what_its_best_arm_brings_
     gained = 24 * 96 * 0.0205 / seconds  # each token without a drafter takes a pass and a round trip
     assert 1 < gained < 1.3
     assert max(shown[12:]) < 1.6  # in the text that suits it it is two to three times as fast
+
+
+def test_a_drafter_that_cannot_go_on_with_such_texts_is_as_fast_as_none() -> None:
+    output = TargetController().output(KIND, CHAINS)
+    for seen in (Lifecycle.STARTED, PassSeen(0.02), Judged(0, False, 1, 0)):
+        output.observe(seen, 0.02)
+    assert not output.gain(1.0)
+    output.observe(DraftSeen(0, 0.001, 0.0, aside="nothing to copy"), 0.03)
+    output.observe(Judged(0, False, 8, 0), 0.2)
+    assert output.gain(1.0) == 1
 
 
 def test_a_stall_keeps_no_drafter_away() -> None:

@@ -5,7 +5,7 @@ measured is what it brings when all use it. An output whose draft tokens clearly
 by its own acceptance. Everything depends on times and on revealed draft tokens only.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import log2
@@ -43,7 +43,7 @@ class Fares:
     def __init__(self) -> None:
         self.acceptance = Share()
         self.worth = Share(PRIOR, PRIOR)  # target tokens of an accepted draft token
-        self.gained: dict[int, Share] = {}  # tokens for each that no drafter would have made, by load as `selections`
+        self.gained = defaultdict[int, Share](Share)  # tokens for each of no drafter, by load as `selections`
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TargetController:
         self.selections = {0: self.selection}  # by its binary logarithm
         self.speed = 1.0  # tokens a second of each output, as of the latest round
         self._own = 0.0  # outputs of this orchestrator that share a target
-        self._octave = 0
+        self.octave = 0
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
         self._fares: dict[Kind, Fares] = {}
         self._recent = Share(memory=RECENT)
@@ -137,8 +137,8 @@ class TargetController:
             tokens = self._tokens / over.number
             seconds = max(0.0, now - over.began - self._reading)
             due = min(seconds, STALL * guesses[arm].seconds) * selection.records.get(PLAIN, Record()).ratio
-            for fares in {one.fares for one in over.sharing} if due else ():
-                fares.gained.setdefault(self._octave, Share()).add(tokens, due)
+            for fares in {one.fares for one in over.sharing} if due and len(selection.records) > 1 else ():
+                fares.gained[self.octave].add(tokens, due)
             selection.add(seconds, tokens, over.pure, guesses, over.number)
             if not arm.drafts and over.pure:
                 for fares in {one.fares for one in over.sharing}:
@@ -168,9 +168,9 @@ class TargetController:
             return
         numbers = Counter(id(one.arms) for one in self.outputs)  # `arms_for` makes each once
         arms = max((one.arms for one in self.outputs), key=lambda arms: numbers[id(arms)])
-        if abs(log2(self.load) - self._octave) > 0.7:
-            self._octave = round(log2(self.load))
-        selection = self.selections.setdefault(self._octave, ArmSelection(self.budget, PLAIN))
+        if abs(log2(self.load) - self.octave) > 0.7:
+            self.octave = round(log2(self.load))
+        selection = self.selections.setdefault(self.octave, ArmSelection(self.budget, PLAIN))
         if selection is not self.selection or arms != self.arms:
             self.selection, self.arms, self._round = selection, arms, replace(self._round, pure=False)
             tried = any(map(selection.seen, (arm for arm in arms if arm.drafts)))
@@ -181,7 +181,7 @@ class TargetController:
         drafting = [octave for octave, one in self.selections.items() if one.usual.drafts and one.usual in arms]
         if not drafting:
             return PLAIN
-        near = self.selections[min(drafting, key=lambda octave: abs(octave - self._octave))]
+        near = self.selections[min(drafting, key=lambda octave: abs(octave - self.octave))]
         plain, guess = self.guesses(list(self.outputs), (PLAIN, near.usual)).values()
         return near.usual if near.speeds({near.usual: guess})[near.usual] * plain.seconds > plain.tokens else PLAIN
 
@@ -259,6 +259,8 @@ class OutputController(Controller):
 
     def _judged(self, seen: Judged) -> None:
         """What was emitted, and how draft tokens fared."""
+        if self._aside:  # as fast as without a drafter
+            self.fares.gained[self.target.octave].add(seen.tokens, seen.tokens)
         self._aside -= min(self._aside, seen.tokens)
         self.under_way = self.under_way or seen.tokens > 0
         self.target.emitted(seen.tokens)
@@ -283,10 +285,10 @@ class OutputController(Controller):
         selection = self.target.selections[octave]
         seen = list(filter(selection.seen, self.arms))
         if len(seen) < 2:
-            return 0.0
+            return float(self.fares.gained[octave].seen > 0)  # it can draft nothing of such texts
         speeds = selection.speeds(self.target.guesses([self], self.arms, load=load))
         best = max(speeds[arm] for arm in seen) / speeds[PLAIN]  # where it is used: outputs do not always use it
-        return self.fares.gained.get(octave, Share()).mean(best, RECENT)
+        return self.fares.gained[octave].mean(best, RECENT)
 
     def explain(self) -> Sequence[str]:
         """What was decided from last, as lines of text: costs, and what each arm is thought to bring."""
