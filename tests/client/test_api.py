@@ -27,12 +27,13 @@ from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, without_collections
 from crossdraft.session import session
 from crossdraft.session.assignment import Audit, Secrets
+from crossdraft.session.events import Emitted, Replied
 from crossdraft.session.resolution import resolve
 from crossdraft.speculation.choice import Choice
 from crossdraft.target.service import TargetService
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import NOTHING, Side, from_bytes
-from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter
+from crossdraft.types.messages import Draft, Drafted, NoiseKey, OpenDrafter, PassDone
 from crossdraft.types.request import ALIASES, plain
 from crossdraft.types.rows import DraftToken, Probabilities, Row, Whose
 from crossdraft.verification.methods import METHODS, SLEM
@@ -159,6 +160,32 @@ async def test_what_an_ended_output_holds_is_freed_without_a_collection(pipeline
         del watch, run
         await asyncio.sleep(0)
         assert gone() is None
+
+
+async def test_services_of_this_process_give_what_those_behind_a_wire_give(
+    target_model: RunningModel, drafter_model: RunningModel, drafter_first: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same output, and the same rows: those of a target are rounded on any link."""
+    monkeypatch.setattr(Secrets, "drawn", staticmethod(lambda: Secrets(1, 2, 3)))
+    settings = {"method": "coupled", "overlap": "off", "num_speculative_tokens": 3, "audit": True}
+    async with (
+        Server(TARGET, TargetService(target_model), AT_ONCE) as target,
+        Server(DRAFTER, DrafterService(drafter_model), AT_ONCE) as drafter,
+    ):
+        made = []
+        for addresses in ((target.address, drafter.address), (target.here, drafter.here)):
+            async with client.connect(*addresses) as pipeline:
+                keeper = Keeper()
+                request = client.GenerationRequest.of(PROMPT, max_tokens=40, logprobs=2, **settings)
+                await ended(pipeline.run(request, keeper))
+            steps = keeper.steps
+            tokens = [one for step in steps for one in step.commands if isinstance(one, Emitted)]
+            replies = [step.event.reply for step in steps if isinstance(step.event, Replied)]
+            nodes = [node for reply in replies if isinstance(reply, PassDone) for node in reply.nodes]
+            rows = [(node.ids.tolist(), node.probabilities.tolist()) for node in nodes if isinstance(node, Row)]
+            made.append((tokens, rows))
+    assert made[0] == made[1]
+    assert len(made[0][1]) > 10
 
 
 async def test_what_choices_share_is_never_that_of_another_request() -> None:
