@@ -172,9 +172,7 @@ def test_options_of_another_service_or_out_of_range(cli: Cli, options: list[str]
 
 def test_a_chat_template_that_is_nested_too_deeply_is_refused(cli: Cli, tmp_path: Path) -> None:
     (template := tmp_path / "deep.jinja").write_text("{% if a %}" * 200 + "{% endif %}" * 200)
-    cli("serve", "target", "--model", "x", "--chat-template", template).failed(
-        f"cannot compile --chat-template {template}"
-    )
+    cli("serve", "target", "--model", "x", "--chat-template", template).failed(f"--chat-template {template}")
 
 
 @pytest.mark.parametrize(

@@ -352,13 +352,12 @@ def _check_template(path: Path | None) -> None:
     try:
         if path is not None:
             compiled(path.read_text(encoding="utf-8"))
-    except TemplateSyntaxError as error:
-        raise UsageError(f"--chat-template {path}, line {error.lineno}: {error}") from error
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot read --chat-template {path}: {why}") from error
-    except (*MISTAKES, SyntaxError) as error:  # as of one that is nested too deeply
-        raise UsageError(f"cannot compile --chat-template {path}: {error}") from error
+    except (*MISTAKES, SyntaxError) as error:  # the latter where it is nested too deeply
+        line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+        raise UsageError(f"--chat-template {path}{line}: {error}") from error
 
 
 def _emulated(given: EngineOptions) -> tuple[str | None, float]:

@@ -224,12 +224,17 @@ class DrafterSide:
         self.ready = False
         self.fault = assignment.no_drafter  # why there is none, if there is none
         self.drafts = Drafts(assignment.pair)
-        self.branches, self.ledger = self.drafts.branches, self.drafts.ledger  # what it was asked, and has answered
+        self.branches = self.drafts.branches
         self._given = assignment
         self._lanes = lanes
         self._failures = 0  # since it last answered
         self._timer = 0  # number of the latest
         self._armed = False  # that timer runs
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it was asked, and has answered."""
+        return self.drafts.ledger
 
     @property
     def due(self) -> bool:
@@ -257,17 +262,13 @@ class DrafterSide:
     def opened(self) -> None:
         """The lane is open: the drafter knows the prompt, and nothing of the output."""
         self.ready = True
-        self._start_over()
-
-    def _start_over(self) -> None:
         self.drafts.start_over()
-        self.ledger = self.drafts.ledger
 
     def lost(self, why: str, again: bool) -> list[Command]:
         """What it owes will not come; another lane is opened if `again`."""
         self.fault = f"the drafter was lost: {why}" if self.ready else f"no drafter: {why}"
         self.lane, self.ready = None, False
-        self._start_over()
+        self.drafts.start_over()
         self._failures += 1
         return self.open() if again else []
 

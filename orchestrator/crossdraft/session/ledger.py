@@ -60,7 +60,7 @@ class Ledger:
 
     @property
     def owes(self) -> bool:
-        return bool(self._due) or (self.received < self.wanted and not self.aside)
+        return bool(self._due) or self.drafting
 
     @property
     def score(self) -> messages.Score | None:

@@ -148,7 +148,7 @@ class Answers:
 
     def log_probabilities(self, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
         """Of a token at the frontier, in nats, and of the likeliest ids there; None if they did not come with it."""
-        found = self._known if self._frontier == len(self._ids) else self.held
+        found = self.held
         answer = None if found is None else found.answer
         if isinstance(answer, messages.Sample):
             return answer.log_probability, answer.likely

@@ -24,7 +24,7 @@ from crossdraft.speculation.choice import (
     PassSeen,
 )
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
-from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget, Record
+from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
 
 # Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
 # message is work for the event loop, and what was decided holds as long.
@@ -68,7 +68,7 @@ class TargetController:
         self.selections = {0: self.selection}  # by its binary logarithm
         self.speed = 1.0  # tokens a second of each output, as of the latest round
         self._own = 0.0  # outputs of this orchestrator that share a target
-        self.octave = 0
+        self.octave = 0  # binary logarithm of the load, about
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
         self._fares: dict[Kind, Fares] = {}
         self._recent = Share(memory=RECENT)
@@ -136,9 +136,7 @@ class TargetController:
             guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
             tokens = self._tokens / over.number
             seconds = max(0.0, now - over.began - self._reading)
-            due = min(seconds, STALL * guesses[arm].seconds) * selection.records.get(PLAIN, Record()).ratio
-            for fares in {one.fares for one in over.sharing} if due and len(selection.records) > 1 else ():
-                fares.gained[self.octave].add(tokens, due)
+            self._compare(tokens, min(seconds, STALL * guesses[arm].seconds))
             selection.add(seconds, tokens, over.pure, guesses, over.number)
             if not arm.drafts and over.pure:
                 for fares in {one.fares for one in over.sharing}:
@@ -151,6 +149,12 @@ class TargetController:
         each = max(1 + (used.tree_nodes or used.max_draft_tokens) for used in (arm, *(one.used for one in sharing)))
         self._round = RunningRound(now, number, sharing, each, late <= len(sharing) // 10)
         self._tokens = self._passes = self._reading = 0.0
+
+    def _compare(self, tokens: float, seconds: float) -> None:
+        """What a round brought to each output that it has, with what no drafter would have in so many seconds."""
+        records = self.selection.records
+        for fares in {one.fares for one in self._round.sharing} if PLAIN in records and len(records) > 1 else ():
+            fares.gained[self.octave].add(tokens, seconds * records[PLAIN].ratio)
 
     # What is decided.
 

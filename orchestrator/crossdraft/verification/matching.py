@@ -5,26 +5,25 @@ a beginning of t that the draft has reached so far; the first that differs ends 
 the target's draws alone: exact for any drafter, and the draft decides only how many draws a pass yields.
 """
 
-from crossdraft.types.rows import DraftToken, Whose
+from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
-from crossdraft.verification.walk import NEXT, SAMPLE, Emit, Ground, Refused, Unreached, Walk
+from crossdraft.verification.walk import NEXT, SAMPLE, Emit, Ground, Refused, Unreached, Walk, draft_token_letters
 
 
 def walk(ground: Ground) -> Walk:
     """Draw, compare with the draft's letters, emit; until they differ."""
-    text, pair = Unreached(ground.offset, ground.ahead), ground.pair
-    target, drafter = pair.target.letters, pair.drafter.letters
+    text = Unreached(ground.offset, ground.ahead)
     while True:
         token = yield SAMPLE
         assert isinstance(token, int)
-        wrong = text.commit(target[token])
+        wrong = text.commit(ground.pair.target.letters[token])
         kind = Kind.ACCEPTED
         while wrong is None and text.ahead:
             draft_token = yield NEXT
             if not isinstance(draft_token, DraftToken):
                 kind = Kind.BONUS
                 break
-            wrong = text.reveal((target if draft_token.whose is Whose.TARGET else drafter)[draft_token.token])
+            wrong = text.reveal(draft_token_letters(ground.pair, draft_token))
         yield Emit(token, kind if wrong is None else Kind.CORRECTED)
         if wrong is not None:
             yield Refused(wrong)

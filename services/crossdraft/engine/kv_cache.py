@@ -219,10 +219,8 @@ class KVCache(Cache):
         """Touches its memory now, while it is still empty; otherwise the first passes to write there wait for it.
 
         A token's keys lie in as many pages as there are layers and heads, and a page of 2 MiB takes about 4 ms: the
-        first token of a session took up to three seconds. At most so many MiB are touched, of the first slots.
-
-        Raises:
-            NumberOutOfRangeError: the machine has less memory.
+        first token of a session took up to three seconds. At most so many MiB are touched, of the first slots. Raises
+        NumberOutOfRangeError: the machine has less memory.
         """
         size = self.mib
         share = 1.0 if most is None or size <= most else most / size

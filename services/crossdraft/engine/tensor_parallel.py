@@ -79,10 +79,7 @@ def run_ranks(
     start: StartRanks = start_here,
 ) -> RunningModel:
     """As `run_model`, with `options.tensor_parallel_size` ranks: the others are started, and find this one at `host`.
-
-    Raises:
-        ValueError: with a text that says what to change.
-    """
+    Raises ValueError: with a text that says what to change."""
     if options.tensor_parallel_size == 1:
         return run_model(options, side, beside)
     _check(options)
