@@ -235,8 +235,8 @@ class DrafterChoice:
     """Which of several drafters of one model a new output gets.
 
     The one whose outputs are the fastest, by what its own controller has measured at this load. The others are tried in
-    turn, each by one output at a time: at once what was not seen or seems as fast, and by EARNED of the outputs what is
-    slower. Beside no drafter each controller bounds the loss by itself.
+    turn, each by one output at a time: at once what was not seen, by every second output what is within MARGIN as fast,
+    and by EARNED of the outputs what is slower. Beside no drafter each controller bounds the loss by itself.
     """
 
     def __init__(self) -> None:
