@@ -16,6 +16,13 @@ from tests.engine.test_loader import folder_of, rewritten
 from tests.engine.tiny import tiny_llama
 
 
+@pytest.fixture
+def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random models have two layers, where outputs are compared: all of them in half the time."""
+    monkeypatch.setitem(models.RANDOM_SIZES, "num_hidden_layers", 2)
+
+
+@pytest.mark.usefixtures("shallow")
 def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path) -> None:
     ended = cli("check", "random:mistral", "--drafter", "random:llama", "--json", "--markdown", tmp_path / "table.md")
     (found,) = json.loads(ended.out)
@@ -32,6 +39,7 @@ def test_tables_for_people(cli: Cli) -> None:
         assert part in shown
 
 
+@pytest.mark.usefixtures("shallow")
 def test_a_model_that_is_run_session_by_session(cli: Cli) -> None:
     """With a drafter of the same kind, whose drafts are right."""
     shown = cli("check", "random:mamba", "--drafter", "random:mamba").out
@@ -42,6 +50,7 @@ def test_a_model_that_is_run_session_by_session(cli: Cli) -> None:
     assert "a reused prefix" not in shown
 
 
+@pytest.mark.usefixtures("shallow")
 def test_a_drafter_that_is_run_session_by_session(cli: Cli) -> None:
     (found,) = json.loads(cli("check", "random:llama", "--drafter", "random:mamba", "--json").out)
     assert found["outputs"] == dict.fromkeys(("plain", "lock-step", "overlapped"), check.ALL_TOKENS)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from crossdraft.client import connect
 from crossdraft.cluster.deploy import ASKING
@@ -19,6 +20,7 @@ from crossdraft.rpc.errors import ServiceError
 from tests.cluster.machines.streams import Stream, Streams
 from tests.cluster.running import (
     HEAD,
+    LIMIT_SECONDS,
     MODEL,
     PROMPT,
     SERVING,
@@ -45,10 +47,6 @@ UNSERVED = """\
         resources: {cpus: 0.1, custom: {drafter: 1}}}"""
 
 
-class Foreign:
-    """An actor that is not crossdraft's."""
-
-
 def wide(cluster: RunningCluster, targets: str = "replicas: 2", drafters: str = "") -> str:
     """A drafter that has room on the head only where the one that runs has ended."""
     text = cluster.configuration(targets, drafters)
@@ -68,8 +66,8 @@ def changed(cluster: RunningCluster, drafters: str = "") -> str:
 def test_what_has_no_room_is_given_up_in_time(cluster: RunningCluster) -> None:
     """A front, as it starts again soon: where the one that runs has ended, something else has taken the room."""
     before = cluster.entries()
-    foreign = ray.remote(Foreign).options(num_cpus=0.5, resources={"drafter": 0.1}).remote()
-    ray.get(foreign.__ray_ready__.remote())
+    foreign = placement_group([{"CPU": 0.5, "drafter": 0.1}])
+    assert foreign.wait(LIMIT_SECONDS)
     rest, front = cluster.configuration().split("grpc:")
     assert FRONT_TAKES in front
     wide_front = f"{rest}grpc:{front.replace(FRONT_TAKES, 'resources: {cpus: 3.4, custom: {ingress: 1}}')}"
@@ -79,7 +77,7 @@ def test_what_has_no_room_is_given_up_in_time(cluster: RunningCluster) -> None:
         with pytest.raises(NotServedError, match=late):
             cluster.deploy(wide_front, seconds=1.0)
     finally:
-        ray.kill(foreign)
+        remove_placement_group(foreign)
     assert [one for one in before if one.role is not Role.GRPC] == [
         one for one in cluster.entries() if one.role is not Role.GRPC
     ]
