@@ -16,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 TEST_PROCESSES ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full test-vllm check types style figures format docs protos vocabularies models wheel clean
+.PHONY: help install demo compiled test test-full test-vllm check types style figures format docs protos vocabularies models wheel clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,9 @@ install: $(INSTALLED)  ## make .venv with what running needs
 
 demo: $(INSTALLED)  ## run a drafter and a target here and generate text with them
 	$(BIN)/crossdraft demo
+
+compiled: $(DEV_INSTALLED)  ## import all tests once: else each process that runs them compiles the same modules
+	-@$(BIN)/python -m pytest --collect-only --ignore tests/vllm >/dev/null
 
 test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (4)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --ignore tests/vllm

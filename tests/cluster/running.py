@@ -53,7 +53,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 LIMIT_SECONDS = 600.0  # seconds for what must come to pass
-POLL_SECONDS = 0.25  # often enough, and little work for the cluster
+POLL_SECONDS = 0.5  # often enough, and little work for the cluster
 ATTEMPTS = 10  # to start Ray
 START_SECONDS = 600.0  # of each attempt, for a node to be known
 COMMAND_SECONDS = 1200.0

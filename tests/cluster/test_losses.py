@@ -17,7 +17,7 @@ from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Role
 from tests.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
 
 SEEDS = range(4)
-TOKENS = 120
+TOKENS = 80
 TRIES = 5  # to hit streams that are under way
 
 

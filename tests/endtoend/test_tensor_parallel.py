@@ -19,7 +19,7 @@ from tests.started import Killable
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 KILLS = 20 if FULL else 2
-TOKENS = 100
+TOKENS = 60
 BEFORE = 8  # tokens of each stream, at least, when a rank is killed
 STREAMS = 3
 SECONDS = 300.0
