@@ -31,13 +31,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 TOGETHER = ("tests/cluster/", "tests/cli/")  # folders whose tests share processes that take long to start
 MODULES = """
-endtoend/test_tensor_parallel endtoend/test_grammar endtoend/test_failures engine/test_compilation
-engine/test_architectures speculation/test_controller deploy/test_gpu endtoend/test_greedy drafter/test_branches
-client/test_api verification/test_overlapped_distributions verification/test_exact_distributions
-engine/test_attention serving/page/test_page serving/test_stack serving/http/test_schema engine/test_sampler
-endtoend/test_distribution audit/test_statistics text/test_grammar engine/test_tensor_parallel endtoend/test_seeded
-engine/test_engine speculation/test_selection target/test_runs engine/test_runner client/test_discovery
-lab/test_seeds lab/test_models lab/test_throughput engine/test_sequential_engine
+endtoend/test_tensor_parallel endtoend/test_grammar endtoend/test_failures engine/test_architectures
+engine/test_compilation speculation/test_controller endtoend/test_greedy serving/test_stack deploy/test_gpu
+drafter/test_branches verification/test_overlapped_distributions serving/page/test_page client/test_api
+verification/test_exact_distributions engine/test_attention text/test_tokenization lab/test_models
+endtoend/test_distribution text/test_grammar engine/test_engine engine/test_tensor_parallel endtoend/test_seeded
+engine/test_sampler audit/test_statistics lab/test_throughput client/test_discovery audit/test_command
+speculation/test_selection engine/test_sequential_engine target/test_runs lab/test_controller engine/test_runner
 """  # by the processor time they take
 LONGEST = ("tests/soak/test_soak.py", *TOGETHER, *(f"tests/{one}.py" for one in MODULES.split()))
 ON_UVLOOP = ("tests/client/", "tests/rpc/", "tests/drafter/", "tests/target/")  # as in servers

@@ -149,7 +149,8 @@ async def test_random_schemas(stack: Stack, method: str, drafter: str | None, se
         except GrammarError:  # what the library does not know is refused
             continue
         known.append(schema)
-        asked += [GenerationRequest(random.choice(TEXTS), options=options, method=method, max_tokens=64, **settings)] * 5
+        one = GenerationRequest(random.choice(TEXTS), options=options, method=method, max_tokens=64, **settings)
+        asked += [one] * 5
     found = await stack.run(drafter, asked)
     ended = sum(checked(found[5 * place : 5 * place + 5], schema) for place, schema in enumerate(known))
     assert ended >= SCHEMAS

@@ -35,7 +35,7 @@ from crossdraft.cluster.fronts import GrpcFront, Ingress
 from crossdraft.cluster.orchestrators import Orchestrator
 from crossdraft.cluster.serve_grpc import PROXY, Elsewhere
 from crossdraft.cluster.servers import ModelReplica, by_outputs, faults_of
-from crossdraft.cluster.status import APPLICATION, NAMESPACE, Role, application_status, hosted, in_short
+from crossdraft.cluster.status import APPLICATION, NAMESPACE, Mark, Role, application_status, hosted, in_short
 from crossdraft.config.api import ConnectionOptions
 from crossdraft.config.cluster import Configuration, Http, Scale, ServedService, Service
 from crossdraft.config.fields import part_of
@@ -94,17 +94,13 @@ def deploy(configuration: Configuration, waiting: Waiting) -> None:
 def alone() -> Iterator[None]:
     """No other deployment begins meanwhile; raises NotServedError if one is under way."""
     try:  # it ends with this process, however that ends
-        mark: Any = ray.remote(_Mark).options(name=DEPLOYING, namespace=NAMESPACE, num_cpus=0).remote()
+        mark: Any = ray.remote(Mark).options(name=DEPLOYING, namespace=NAMESPACE, num_cpus=0).remote()
     except ValueError as error:  # the name is taken
         raise NotServedError("another `crossdraft deploy` is under way on this cluster: wait until it ends") from error
     try:
         yield
     finally:
         ray.kill(mark)
-
-
-class _Mark:
-    """An actor that does nothing."""
 
 
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:

@@ -28,6 +28,10 @@ EXPIRY = 8.0  # seconds since a process was announced last
 SETTLING = 3.0  # seconds after which a new directory has heard of all processes
 
 
+class Mark:
+    """An actor that does nothing, while a deployment is under way."""
+
+
 class Role(StrEnum):
     """What a process does."""
 
