@@ -124,7 +124,7 @@ async def browser() -> AsyncIterator[Browser]:
         pytest.skip(MISSING)
     async with async_playwright() as playwright:
         # Its sandbox cannot be had as root, or where user namespaces are off; only our own page is opened.
-        started = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        started = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield started
         await started.close()
 
