@@ -23,7 +23,7 @@ from crossdraft.cluster import capacity
 from crossdraft.cluster.capacity import NotServedError
 from crossdraft.cluster.config import parse
 from crossdraft.cluster.deploy import Waiting, deploy, undeploy
-from crossdraft.cluster.status import Entry, Role, deployed
+from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Entry, Role, deployed
 from tests.cluster.machines.streams import Stream, Streams
 from tests.serving.exposed import samples
 
@@ -122,8 +122,11 @@ grace_seconds: 2
         return said
 
     def entries(self, role: Role | None = None) -> list[Entry]:
-        """What answers now."""
-        return [one for one in deployed().processes if role is None or one.role is role]
+        """What answers now; nothing of Serve's is asked, as by `deployed`, which takes ten times the processor."""
+        found: list[Entry] = []
+        with suppress(ValueError):  # there is no directory yet
+            found = ray.get(ray.get_actor(DIRECTORY, NAMESPACE).entries.remote())
+        return [one for one in found if role is None or one.role is role]
 
     def complete(self, *but: Entry) -> bool:
         """Whether everything answers that the configuration has without changes, and these processes no more."""
