@@ -141,7 +141,7 @@ async def test_services_of_this_process_that_end_in_the_middle(port: int | None)
     paced = ServeTarget(model(TARGET, Emulation(Pace(15, 0))), listening)
     async with (
         serving(paced, ServeDrafter(model("drafter-a"), listening)) as servers,
-        connect(*(server.address for server in servers.values()), Patience(target_seconds=0.1)) as pipeline,
+        connect(*(server.address for server in servers.values()), Patience(target_seconds=3)) as pipeline,
     ):
         await pipeline.drafter_known()
         assert all((server.address == server.here) == (port is None) for server in servers.values())
