@@ -36,8 +36,7 @@ engine/test_compilation speculation/test_controller endtoend/test_greedy serving
 drafter/test_branches verification/test_overlapped_distributions serving/page/test_page client/test_api
 verification/test_exact_distributions engine/test_attention text/test_tokenization lab/test_models
 endtoend/test_distribution text/test_grammar engine/test_engine engine/test_tensor_parallel endtoend/test_seeded
-engine/test_sampler audit/test_statistics lab/test_throughput client/test_discovery audit/test_command
-speculation/test_selection engine/test_sequential_engine target/test_runs lab/test_controller engine/test_runner
+engine/test_sampler audit/test_statistics lab/test_throughput client/test_discovery
 """  # by the processor time they take
 LONGEST = ("tests/soak/test_soak.py", *TOGETHER, *(f"tests/{one}.py" for one in MODULES.split()))
 ON_UVLOOP = ("tests/client/", "tests/rpc/", "tests/drafter/", "tests/target/")  # as in servers

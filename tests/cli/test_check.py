@@ -15,15 +15,11 @@ from tests.cli.conftest import Cli
 from tests.engine.test_loader import folder_of, rewritten
 from tests.engine.tiny import tiny_llama
 
-
-@pytest.fixture
-def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random models have two layers, where outputs are compared: all of them in half the time."""
-    monkeypatch.setitem(models.RANDOM_SIZES, "num_hidden_layers", 2)
+SHALLOW = "num_hidden_layers", 2  # of random models whose outputs are compared: with four it takes twice as long
 
 
-@pytest.mark.usefixtures("shallow")
-def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path) -> None:
+def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.RANDOM_SIZES, *SHALLOW)
     ended = cli("check", "random:mistral", "--drafter", "random:llama", "--json", "--markdown", tmp_path / "table.md")
     (found,) = json.loads(ended.out)
     assert (ended.code, found["outcome"]) == (0, "exact")
@@ -39,9 +35,9 @@ def test_tables_for_people(cli: Cli) -> None:
         assert part in shown
 
 
-@pytest.mark.usefixtures("shallow")
-def test_a_model_that_is_run_session_by_session(cli: Cli) -> None:
+def test_a_model_that_is_run_session_by_session(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a drafter of the same kind, whose drafts are right."""
+    monkeypatch.setitem(models.RANDOM_SIZES, *SHALLOW)
     shown = cli("check", "random:mamba", "--drafter", "random:mamba").out
     assert "1 exact, 0 differs" in shown
     assert ", ".join(3 * [str(check.ALL_TOKENS)]) in shown
@@ -50,8 +46,8 @@ def test_a_model_that_is_run_session_by_session(cli: Cli) -> None:
     assert "a reused prefix" not in shown
 
 
-@pytest.mark.usefixtures("shallow")
-def test_a_drafter_that_is_run_session_by_session(cli: Cli) -> None:
+def test_a_drafter_that_is_run_session_by_session(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.RANDOM_SIZES, *SHALLOW)
     (found,) = json.loads(cli("check", "random:llama", "--drafter", "random:mamba", "--json").out)
     assert found["outputs"] == dict.fromkeys(("plain", "lock-step", "overlapped"), check.ALL_TOKENS)
     assert found["judged"] > 0

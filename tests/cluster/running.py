@@ -22,12 +22,12 @@ from ray.exceptions import RaySystemError
 from crossdraft.cluster import capacity
 from crossdraft.cluster.capacity import NotServedError
 from crossdraft.cluster.config import parse
-from crossdraft.cluster.deploy import Waiting, deploy, undeploy
-from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Entry, Role, deployed
+from crossdraft.cluster.deploy import Waiting, deploy
+from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Entry, Role
 from tests.cluster.machines.streams import Stream, Streams
 from tests.serving.exposed import samples
 
-__all__ = ["NotServedError", "RunningCluster", "deployed", "ray", "running", "undeploy"]
+__all__ = ["NotServedError", "RunningCluster", "ray", "running"]
 HEAD, TARGETS = "127.0.0.2", "127.0.0.3"  # Ray takes 127.0.0.1 for another address
 OFFERS = {HEAD: {"ingress": 4, "drafter": 3}, TARGETS: {"target": 3, "orchestrator": 8}}
 ENVIRONMENT = {
@@ -122,10 +122,8 @@ grace_seconds: 2
         return said
 
     def entries(self, role: Role | None = None) -> list[Entry]:
-        """What answers now; nothing of Serve's is asked, as by `deployed`, which takes ten times the processor."""
-        found: list[Entry] = []
-        with suppress(ValueError):  # there is no directory yet
-            found = ray.get(ray.get_actor(DIRECTORY, NAMESPACE).entries.remote())
+        """What answers now. Serve is not asked, as it is for `status`: tests ask again and again."""
+        found = ray.get(ray.get_actor(DIRECTORY, NAMESPACE).entries.remote())
         return [one for one in found if role is None or one.role is role]
 
     def complete(self, *but: Entry) -> bool:

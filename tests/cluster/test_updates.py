@@ -7,32 +7,20 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+import ray
 import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from crossdraft.client import connect
-from crossdraft.cluster.deploy import ASKING
-from crossdraft.cluster.status import APPLICATION, Role, application_status, hosted
+from crossdraft.cluster.capacity import NotServedError
+from crossdraft.cluster.deploy import ASKING, undeploy
+from crossdraft.cluster.status import APPLICATION, Role, application_status, deployed, hosted
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import ServiceError
 from tests.cluster.machines.streams import Stream, Streams
-from tests.cluster.running import (
-    HEAD,
-    LIMIT_SECONDS,
-    MODEL,
-    PROMPT,
-    SERVING,
-    TARGETS,
-    NotServedError,
-    RunningCluster,
-    deployed,
-    eventually,
-    ray,
-    streams,
-    undeploy,
-)
+from tests.cluster.running import HEAD, MODEL, PROMPT, SERVING, TARGETS, RunningCluster, eventually, streams
 from tests.engine.test_loader import rewritten
 from tests.rpc.certificates import Cluster as Certificates
 
@@ -67,7 +55,7 @@ def test_what_has_no_room_is_given_up_in_time(cluster: RunningCluster) -> None:
     """A front, as it starts again soon: where the one that runs has ended, something else has taken the room."""
     before = cluster.entries()
     foreign = placement_group([{"CPU": 0.5, "drafter": 0.1}])
-    assert foreign.wait(LIMIT_SECONDS)
+    assert foreign.wait(600)  # seconds
     rest, front = cluster.configuration().split("grpc:")
     assert FRONT_TAKES in front
     wide_front = f"{rest}grpc:{front.replace(FRONT_TAKES, 'resources: {cpus: 3.4, custom: {ingress: 1}}')}"
