@@ -4,14 +4,30 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
+import grpc
+
 from crossdraft.client import RequestError
 from crossdraft.rpc import errors
-from crossdraft.rpc.generation import SERVICE, Committed, Generate, GenerationHandlers, OutputEnded, PromptTokens, Reply
+from crossdraft.rpc.event_loop import Beside
+from crossdraft.rpc.generation import (
+    KEY,
+    SERVICE,
+    Committed,
+    Generate,
+    OutputEnded,
+    PromptTokens,
+    Reply,
+    decode_request,
+    encode_models,
+    encode_reply,
+    parse_request,
+)
+from crossdraft.rpc.log_context import REQUEST_ID, about
 from crossdraft.rpc.server import Endpoint, Listening, Serving
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
 from crossdraft.serving.backend import (
@@ -23,9 +39,9 @@ from crossdraft.serving.backend import (
     model_of,
 )
 from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
-from crossdraft.types.output import ServedModel
 from crossdraft.types.request import PromptTooLongError
 
+Context = grpc.aio.ServicerContext[bytes, bytes]
 log = logging.getLogger(__name__)
 REQUEST_LIMIT = MessageLimit(4)  # MiB; enough for a prompt of a million tokens
 REPORT_INTERVAL = 1.0  # seconds between two updates of the health service
@@ -57,46 +73,88 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.Unreachable("no target can make this output now; ask again later") from error
 
 
-class GenerationServer(Serving, GenerationHandlers):
-    """A gRPC server of Generation, health and reflection. Must be made in a running event loop."""
+@asynccontextmanager
+async def _aborted(context: Context) -> AsyncIterator[None]:
+    """Ends the call with the status of an error."""
+    try:
+        yield
+    except errors.ServiceError as error:
+        code, text = errors.to_status(error)
+        await context.abort(code, text, errors.to_trailer(error))
+
+
+def _metadata(context: Context, name: str) -> str | None:
+    found = next((value for key, value in context.invocation_metadata() or () if key == name), None)
+    return found.decode("ascii", "replace") if isinstance(found, bytes) else found
+
+
+class GenerationServer(Serving):
+    """A gRPC server of Generation, health and reflection. Must be made in a running event loop.
+
+    Messages come as bytes, so that malformed ones get the right status.
+    """
 
     def __init__(
         self, backend: Backend, listening: Listening | None = None, options: GenerationOptions | None = None
     ) -> None:
-        options = options or GenerationOptions()
-        super().__init__(options.rates.stalled_seconds)
+        self._options = options or GenerationOptions()
         self._backend = backend
-        self._keys = options.keys
-        self._rates = Rates(options.rates)
+        self._rates = Rates(self._options.rates)
+        self._beside = Beside("requests")
         self.running = 0  # outputs
         self.marks: dict[str, str] = {}  # further fields of the ready line
         self.metrics = ""  # host:port where Prometheus reads; empty: nowhere
-        listening = listening or Listening(limit=REQUEST_LIMIT)
-        self._endpoint = Endpoint(listening, {SERVICE: self.registered()}, FRONT_SERVER_OPTIONS)
+        methods = {
+            "Generate": grpc.unary_stream_rpc_method_handler(self._generate),
+            "Models": grpc.unary_unary_rpc_method_handler(self._list_models),
+        }
+        served = {SERVICE: grpc.method_handlers_generic_handler(SERVICE, methods)}
+        self._endpoint = Endpoint(listening or Listening(limit=REQUEST_LIMIT), served, FRONT_SERVER_OPTIONS)
         self._models: tuple[str, ...] = ()
         self._reporting: asyncio.Task[NoReturn] | None = None
 
-    def admit(self, authorization: str | None, peer: str) -> None:
-        """Checks a client's key and rate, before everything else; raises KeyRefused or Overloaded."""
+    def _admit(self, context: Context) -> str | None:
+        """Checks a client's key and rate, before everything else; raises KeyRefused or Overloaded. Returns the key."""
+        authorization, peer = _metadata(context, KEY), context.peer()
         try:
-            holder = self._keys.holder(authorization)
+            holder = self._options.keys.holder(authorization)
         except KeyRefusedError as error:
             log.info("%s was refused: %s", peer, error)
             raise errors.KeyRefused(str(error)) from error
         if wait := self._rates.take(holder or peer.rpartition(":")[0], time.monotonic()):
             raise errors.Overloaded("too many requests of this client", wait)
+        return authorization
 
-    async def models(self) -> tuple[ServedModel, ...]:
-        with _errors_of_clients():
-            return await self._backend.models()
+    async def _list_models(self, _: bytes, context: Context) -> bytes:
+        """What is served; the request has no fields."""
+        async with _aborted(context):
+            self._admit(context)
+            with _errors_of_clients():
+                models = await self._backend.models()
+            return encode_models(models).SerializeToString()
 
-    async def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
+    async def _generate(self, request: bytes, context: Context) -> None:
+        """One output. It ends with its last token, with the client's cancellation or deadline, or with an error."""
+        try:
+            async with _aborted(context):
+                key = self._admit(context)
+                message = await self._beside.run(len(request), parse_request, request, _metadata(context, REQUEST_ID))
+                with about(request=message.id, peer=context.peer()):
+                    await context.send_initial_metadata(((REQUEST_ID, message.id),))
+                    asked = await self._beside.run(len(request), decode_request, message)
+                    async with aclosing(self._replies(asked, key)) as replies:
+                        async for reply in replies:
+                            await self._write(reply, context)
+        except grpc.aio.InternalError as error:  # what a write becomes when the client ends the call meanwhile
+            log.debug("the client has gone: %s", error)
+
+    async def _replies(self, asked: Generate, authorization: str | None) -> AsyncGenerator[Reply, None]:
         """Tokens, then the end; closing it early releases everything. Raises ServiceError."""
         began = time.monotonic()
         with self._counted(), _errors_of_clients():
-            model = model_of(self._backend, request.model)
-            scope = scope_of(request.authorization, request.request.cache_salt, self._keys)
-            output = OutputRequest(request.id, model, request.request.unchecked(cache_salt=scope), request.drafter)
+            model = model_of(self._backend, asked.model)
+            scope = scope_of(authorization, asked.request.cache_salt, self._options.keys)
+            output = OutputRequest(asked.id, model, asked.request.unchecked(cache_salt=scope), asked.drafter)
             async with aclosing(self._backend.stream(output)) as items:
                 async for item in items:
                     match item:
@@ -104,10 +162,19 @@ class GenerationServer(Serving, GenerationHandlers):
                             yield item
                         case Committed():
                             milliseconds = 1000 * (time.monotonic() - began)
-                            for tokens in (item.tokens,) if request.together else zip(item.tokens):
+                            for tokens in (item.tokens,) if asked.together else zip(item.tokens):
                                 yield Committed(tokens, milliseconds)
                         case OutputEnded():
-                            yield replace(item, id=request.id)
+                            yield replace(item, id=asked.id)
+
+    async def _write(self, reply: Reply, context: Context) -> None:
+        """Waits while the client reads slowly, up to `stalled_seconds`."""
+        raw, seconds = encode_reply(reply).SerializeToString(), self._options.rates.stalled_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await context.write(raw)
+        except TimeoutError as error:
+            raise errors.Cancelled(f"nothing was read for {seconds:g} s") from error
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

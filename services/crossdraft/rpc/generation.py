@@ -1,20 +1,16 @@
-"""The service Generation: its messages as plain values, their codec, a client, and the server's handlers."""
+"""The service Generation: its messages as plain values, their codec, and a client."""
 
 import asyncio
-import logging
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NoReturn, Self, cast
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from crossdraft.config.fields import fault_of_address
 from crossdraft.rpc import codec, errors, log_context
-from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.log_context import REQUEST_ID
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit, channel_to
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import MODEL_SETTINGS, LeftOut
@@ -25,8 +21,6 @@ from crossdraft.v1 import generation_pb2 as pb
 
 SERVICE = "crossdraft.v1.Generation"
 KEY = "authorization"  # in the metadata
-Context = grpc.aio.ServicerContext[bytes, bytes]
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,6 @@ class Generate:
     model: str = ""  # empty: the only one
     drafter: str | None = None  # one of the model's; None: its default one; empty: plain decoding
     together: bool = True  # the client takes replies of several tokens
-    authorization: str | None = field(default=None, repr=False)  # the client's API key, as in the metadata
 
 
 @dataclass(frozen=True)
@@ -122,6 +115,16 @@ def _encode_prompt(prompt: Prompt, message: pb.GenerateRequest) -> None:
             message.chat.template_kwargs = prompt.template_kwargs
         case _:
             message.ids.ids.extend(prompt)
+
+
+def parse_request(raw: bytes, name: str | None) -> pb.GenerateRequest:
+    """The message, with an id in any case, if need be this one; raises BadMessage."""
+    try:
+        message = pb.GenerateRequest.FromString(raw)
+        message.id = log_context.request_id(message.id or name)
+    except DecodeError as error:
+        raise errors.BadMessage(f"not a GenerateRequest: {error}") from error
+    return message
 
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
@@ -335,89 +338,3 @@ class GenerationClient:
             if task is None or task.cancelling():
                 raise
             raise errors.Cancelled(f"{self.server}: the call was cancelled") from error
-
-
-class GenerationHandlers(ABC):
-    """Answers the methods of Generation. Messages come as bytes, so that malformed ones get the right status."""
-
-    def __init__(self, stalled_seconds: float) -> None:
-        self._stalled_seconds = stalled_seconds  # after which an output whose client does not read is cancelled
-        self._beside = Beside("requests")
-
-    @abstractmethod
-    def admit(self, authorization: str | None, peer: str) -> None:
-        """Checks that a client may send requests, by its API key as in the metadata, and its address as gRPC has it.
-
-        Raises ServiceError if not.
-        """
-
-    @abstractmethod
-    async def models(self) -> tuple[ServedModel, ...]:
-        """What is served now."""
-
-    @abstractmethod
-    def generate(self, request: Generate) -> AsyncGenerator[Reply, None]:
-        """Tokens, then the end; closing it early cancels the output. Raises ServiceError."""
-
-    def registered(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Generate": grpc.unary_stream_rpc_method_handler(self._answer_generate),
-                "Models": grpc.unary_unary_rpc_method_handler(self._answer_models),
-            },
-        )
-
-    async def _answer_models(self, request: bytes, context: Context) -> bytes:
-        """What is served; the request has no fields."""
-        try:
-            self.admit(_metadata(context, KEY), context.peer())
-            return encode_models(await self.models()).SerializeToString()
-        except errors.ServiceError as error:
-            await _abort(error, context)
-
-    async def _answer_generate(self, request: bytes, context: Context) -> None:
-        """One output. It ends with its last token, with the client's cancellation or deadline, or with an error."""
-        try:
-            self.admit(_metadata(context, KEY), context.peer())
-            message = await self._beside.run(len(request), _parsed, request, _metadata(context, REQUEST_ID))
-            with log_context.about(request=message.id, peer=context.peer()):
-                await context.send_initial_metadata(((REQUEST_ID, message.id),))
-                asked = await self._beside.run(len(request), decode_request, message)
-                asked = replace(asked, authorization=_metadata(context, KEY))
-                async with aclosing(self.generate(asked)) as replies:
-                    async for reply in replies:
-                        await self._write(reply, context)
-        except errors.ServiceError as error:
-            await _abort(error, context)
-        except grpc.aio.InternalError as error:  # what a write becomes when the client ends the call meanwhile
-            log.debug("the client has gone: %s", error)
-
-    async def _write(self, reply: Reply, context: Context) -> None:
-        """Waits while the client reads slowly, up to `stalled_seconds`."""
-        raw = encode_reply(reply).SerializeToString()
-        try:
-            async with asyncio.timeout(self._stalled_seconds):
-                await context.write(raw)
-        except TimeoutError as error:
-            raise errors.Cancelled(f"nothing was read for {self._stalled_seconds:g} s") from error
-
-
-def _parsed(raw: bytes, name: str | None) -> pb.GenerateRequest:
-    """The message, with an id in any case, if need be this one; raises BadMessage."""
-    try:
-        message = pb.GenerateRequest.FromString(raw)
-        message.id = log_context.request_id(message.id or name)
-    except DecodeError as error:
-        raise errors.BadMessage(f"not a GenerateRequest: {error}") from error
-    return message
-
-
-def _metadata(context: Context, name: str) -> str | None:
-    found = next((value for key, value in context.invocation_metadata() or () if key == name), None)
-    return found.decode("ascii", "replace") if isinstance(found, bytes) else found
-
-
-async def _abort(error: errors.ServiceError, context: Context) -> NoReturn:
-    code, text = errors.to_status(error)
-    await context.abort(code, text, errors.to_trailer(error))
