@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 from weakref import ref
 
 import grpc
@@ -23,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.frames import TARGET
-from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles, client_credentials
+from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, Server
 from tests.rpc.certificates import FUTURE, PAST, Cluster
 from tests.rpc.linked import OPEN, PuppetService, one_pass
@@ -36,12 +38,11 @@ def serving(tls: TlsFiles | None) -> Server:
 
 async def describe(address: str, tls: TlsFiles | None) -> str:
     """The fingerprint of what is served there."""
-    credentials = None if tls is None else client_credentials(tls)
-    async with TargetClient(address, tls=credentials) as client:
+    async with TargetClient(address, tls=None if tls is None else RenewedCredentials(tls)) as client:
         return (await client.describe()).fingerprint
 
 
-async def refusal(address: str, credentials: grpc.ChannelCredentials | None) -> ServiceError:
+async def refusal(address: str, credentials: Any) -> ServiceError:
     with pytest.raises(ServiceError) as refused:
         async with TargetClient(address, tls=credentials) as client:
             await client.describe()
@@ -49,18 +50,24 @@ async def refusal(address: str, credentials: grpc.ChannelCredentials | None) -> 
     return refused.value
 
 
-def unchecked(files: TlsFiles) -> grpc.ChannelCredentials:
+def showing(credentials: grpc.ChannelCredentials) -> Any:
+    """Always these."""
+    return SimpleNamespace(now=lambda: credentials)
+
+
+def unchecked(files: TlsFiles) -> Any:
     """Of a client that does not look at its own files."""
-    return grpc.ssl_channel_credentials(files.ca.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes())
+    raw = (path.read_bytes() for path in (files.ca, files.key, files.certificate))
+    return showing(grpc.ssl_channel_credentials(*raw))
 
 
 async def test_clients_without_a_valid_certificate_of_the_ca_are_closed_on_and_told_what_it_may_be(cluster, tmp_path):
     own, other = cluster.files("orchestrator"), Cluster(tmp_path / "theirs").files("orchestrator")
     refused = {
-        "none": grpc.ssl_channel_credentials(own.ca.read_bytes()),
+        "none": showing(grpc.ssl_channel_credentials(own.ca.read_bytes())),
         "of another CA": unchecked(replace(other, ca=own.ca)),
         "expired": unchecked(cluster.files("old", begins=PAST)),
-        "not one of a client": client_credentials(cluster.files("service", use="service")),
+        "not one of a client": RenewedCredentials(cluster.files("service", use="service")),
         "no TLS": None,
     }
     async with serving(cluster.files("target")) as server:
@@ -72,8 +79,8 @@ async def test_clients_without_a_valid_certificate_of_the_ca_are_closed_on_and_t
 
 
 async def test_servers_that_cannot_be_trusted_are_not_and_it_is_said_why(cluster, tmp_path, monkeypatch):
-    files, client = cluster.files("target"), client_credentials(cluster.files("orchestrator"))
-    other = client_credentials(Cluster(tmp_path / "theirs").files("orchestrator"))
+    files, client = cluster.files("target"), RenewedCredentials(cluster.files("orchestrator"))
+    other = RenewedCredentials(Cluster(tmp_path / "theirs").files("orchestrator"))
     monkeypatch.setattr("crossdraft.rpc.security._check_dates", lambda *_: None)  # it ran when it expired
     refused = (
         (cluster.files("elsewhere", hosts=("10.1.2.3", "node3")), client, "its certificate is not for this address"),
@@ -100,7 +107,7 @@ async def test_servers_that_cannot_be_trusted_are_not_and_it_is_said_why(cluster
 async def test_a_renewed_certificate_is_served_to_new_connections_without_a_restart(cluster, caplog):
     files, client = cluster.files("target", days=1), cluster.files("orchestrator")
     async with serving(files) as server:
-        credentials = client_credentials(client)
+        credentials = RenewedCredentials(client)
         async with TargetClient(server.address, tls=credentials) as early, early.session(OPEN) as session:
             cluster.files("target", hosts=("10.1.2.3",))
             assert "not for this address" in str(await refusal(server.address, credentials))

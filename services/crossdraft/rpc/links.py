@@ -468,7 +468,7 @@ class ServiceClient(Generic[OpenRequest]):
     address: str  # host:port
     patience: Patience = field(default_factory=Patience)
     limit: MessageLimit = field(default_factory=MessageLimit)
-    tls: ClientCredentials | RenewedCredentials | None = None  # None: plaintext
+    tls: RenewedCredentials | None = None  # None: plaintext
     _credentials: ClientCredentials | None = field(default=None, init=False, repr=False)  # of the channel
     _channel: Channel = field(init=False, repr=False)  # for what begins now
     _channels: WeakSet[Channel] = field(default_factory=WeakSet, init=False, repr=False)  # with those before
@@ -480,24 +480,24 @@ class ServiceClient(Generic[OpenRequest]):
     role: ClassVar[frames.RoleCodec[Any, Any, Any]]
 
     def __post_init__(self) -> None:
-        self._connect(self.tls.now() if isinstance(self.tls, RenewedCredentials) else self.tls)
+        self._connect()
 
-    def _connect(self, credentials: ClientCredentials | None) -> None:
+    def _connect(self) -> None:
         """Another channel for what begins now. Open sessions keep theirs, which closes itself with the last of them."""
         options = client_options(self.tls is not None) + self.limit.options()
-        self._credentials = credentials
+        self._credentials = None if self.tls is None else self.tls.now()
         if self.address.startswith(f"{HOST}:"):
             self._channel = MemoryChannel(self.address)
         else:
-            self._channel = channel_to(self.address, credentials, options)
+            self._channel = channel_to(self.address, self._credentials, options)
         self._channels.add(self._channel)
         self._retire()
 
     @property
     def channel(self) -> Channel:
         """For what begins now: with the credentials that the files have now."""
-        if isinstance(self.tls, RenewedCredentials) and (credentials := self.tls.now()) is not self._credentials:
-            self._connect(credentials)
+        if self.tls is not None and self.tls.now() is not self._credentials:
+            self._connect()
         return self._channel
 
     def _retire(self) -> None:

@@ -63,11 +63,6 @@ def trusting_credentials(ca: Path) -> ClientCredentials:
     return grpc.ssl_channel_credentials(raw)
 
 
-def client_credentials(files: TlsFiles) -> ClientCredentials:
-    """Of a client's channels, as the files are now; raises TlsError."""
-    return grpc.ssl_channel_credentials(*files.load())
-
-
 T = TypeVar("T")
 
 
@@ -100,7 +95,7 @@ class RenewedCredentials(Renewed[ClientCredentials]):
     """A client's credentials; raises TlsError as `Renewed` does."""
 
     def __init__(self, files: TlsFiles) -> None:
-        super().__init__(files, lambda: client_credentials(files))
+        super().__init__(files, lambda: grpc.ssl_channel_credentials(*files.load()))
 
 
 def server_credentials(files: TlsFiles | FrontFiles) -> grpc.ServerCredentials:
