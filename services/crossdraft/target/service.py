@@ -12,16 +12,7 @@ from itertools import accumulate, takewhile
 from typing import Any
 
 from crossdraft.engine.device import fetched, state_bytes
-from crossdraft.engine.distributions import (
-    History,
-    Logits,
-    LogitsProcessor,
-    Nodes,
-    NothingLeftError,
-    distributions,
-    logits_of,
-    row_table,
-)
+from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, NothingLeftError
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
@@ -50,7 +41,7 @@ from crossdraft.types.messages import (
     Sample,
     ScorePrompt,
 )
-from crossdraft.types.rows import Ids, Row
+from crossdraft.types.rows import Row
 from crossdraft.types.trees import TokenTree
 
 log = logging.getLogger(__name__)
@@ -415,25 +406,22 @@ class TargetSession:
         if self._latest is None:
             what = f"pass {request.number} has drawn and keeps no rows"
             raise ProtocolBroken(f"{what}; send a pass without draws for them")
-        place = self._answered.index(request.node)
-        whole, opening = self._running.description.vocabulary_size, self._opening
+        nodes, opening = _one_of(self._latest, self._answered.index(request.node)), self._opening
+        whole = self._running.description.vocabulary_size
         head, listed = (whole, []) if request.listed is None else (opening.head, [request.listed])
-        return self._loop.run_in_executor(None, _fetched, request, self._latest, place, head, listed, opening.likely)
+        asked = RowRequest(nodes, head, listed, opening.likely)
+        return self._loop.run_in_executor(None, _fetched, request, asked)
 
 
-def _fetched(
-    request: FetchRow, nodes: Nodes, place: int, head: int, listed: Sequence[Ids], likely: int | None
-) -> RowFetched:
-    """The row of one of them."""
-    logits, history = nodes.logits[place : place + 1], nodes.history
-    if history is not None:
-        history = replace(history, paths=history.paths[place : place + 1])
-    mask = None if nodes.mask is None else nodes.mask[place : place + 1]
-    node = replace(nodes, logits=logits, history=history, mask=mask)
-    logits = logits_of([node])
-    logged = None if likely is None else logits
-    table = fetched(row_table(distributions([node], logits), head, listed, logged, likely or 0))
-    return RowFetched(request.number, request.node, table.nodes()[0])
+def _one_of(nodes: Nodes, place: int) -> Nodes:
+    at, history, mask = slice(place, place + 1), nodes.history, nodes.mask
+    history = None if history is None else replace(history, paths=history.paths[at])
+    return replace(nodes, logits=nodes.logits[at], history=history, mask=None if mask is None else mask[at])
+
+
+def _fetched(request: FetchRow, asked: RowRequest) -> RowFetched:
+    (found,) = fetched(asked.launch([asked]))
+    return RowFetched(request.number, request.node, *found())
 
 
 def _done(request: Pass, found: Found, more: bool = False, first: int = 0) -> PassDone:
