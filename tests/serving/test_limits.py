@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from crossdraft.config.api import RateOptions
-from crossdraft.serving.limits import MAX_CLIENTS, KeyRefusedError, Keys, KeysError, Rates, scope_of
+from crossdraft.rpc.errors import KeyRefused
+from crossdraft.serving.limits import MAX_CLIENTS, Keys, KeysError, Rates, scope_of
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
@@ -22,13 +23,13 @@ def test_a_known_key_has_a_holder(keys: Keys, shown: str) -> None:
 
 @pytest.mark.parametrize("shown", [None, "", "Bearer", "Bearer ", ALICE, f"Basic {ALICE}"])
 def test_who_shows_none_is_told_how(keys: Keys, shown: str | None) -> None:
-    with pytest.raises(KeyRefusedError, match=r"an API key is needed: send it as `Authorization: Bearer KEY`"):
+    with pytest.raises(KeyRefused, match=r"an API key is needed: send it as `Authorization: Bearer KEY`"):
         keys.holder(shown)
 
 
 @pytest.mark.parametrize("key", [ALICE[:-1], ALICE + "x", ALICE.upper(), "ä" * 20, "\udcff" * 20])
 def test_an_unknown_key_is_refused_and_not_repeated(keys: Keys, key: str) -> None:
-    with pytest.raises(KeyRefusedError, match="not known") as refused:
+    with pytest.raises(KeyRefused, match="not known") as refused:
         keys.holder(f"Bearer {key}")
     assert key not in str(refused.value)
 

@@ -38,7 +38,7 @@ from crossdraft.serving.backend import (
     UnknownModelError,
     model_of,
 )
-from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates, scope_of
+from crossdraft.serving.limits import GenerationOptions, Rates, scope_of
 from crossdraft.types.request import PromptTooLongError
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -118,9 +118,9 @@ class GenerationServer(Serving):
         authorization, peer = _metadata(context, KEY), context.peer()
         try:
             holder = self._options.keys.holder(authorization)
-        except KeyRefusedError as error:
+        except errors.KeyRefused as error:
             log.info("%s was refused: %s", peer, error)
-            raise errors.KeyRefused(str(error)) from error
+            raise
         if wait := self._rates.take(holder or peer.rpartition(":")[0], time.monotonic()):
             raise errors.Overloaded("too many requests of this client", wait)
         return authorization

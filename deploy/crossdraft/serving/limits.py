@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from crossdraft.config.api import RateOptions
+from crossdraft.rpc.errors import KeyRefused
 
 MIN_LENGTH = 16  # characters; shorter keys can be guessed
 SCHEME = "bearer"
@@ -21,10 +22,6 @@ HOW = "send it as `Authorization: Bearer KEY`"
 
 class KeysError(ValueError):
     """The keys themselves cannot be used; the text says what to change."""
-
-
-class KeyRefusedError(Exception):
-    """The client sent no key, or an unknown one; the text says which, and how to send one."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +72,18 @@ class Keys:
 
     def holder(self, authorization: str | None) -> str:
         """The holder of the key in a client's HTTP header or gRPC metadata of this name; empty where no key is needed.
-        Raises KeyRefusedError: there is no key, or an unknown one."""
+        Raises KeyRefused: there is no key, or an unknown one."""
         if not self.holders:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != SCHEME or not key.strip():
-            raise KeyRefusedError(f"an API key is needed: {HOW}")
+            raise KeyRefused(f"an API key is needed: {HOW}")
         shown, found = digest(key.strip()), None
         for known, name in self.holders.items():  # all of them: the time taken must tell nothing about a key
             if hmac.compare_digest(known, shown):
                 found = name
         if found is None:
-            raise KeyRefusedError(f"this API key is not known: {HOW}")
+            raise KeyRefused(f"this API key is not known: {HOW}")
         return found
 
 

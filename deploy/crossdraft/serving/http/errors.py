@@ -17,7 +17,6 @@ from crossdraft.config.request import ALIASES, Speculation
 from crossdraft.rpc import errors
 from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
 from crossdraft.serving.http.chats import UNSERVED, Body
-from crossdraft.serving.limits import KeyRefusedError
 from crossdraft.types.request import PromptTooLongError, RequestError
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,6 @@ MEANINGS: Mapping[type[Exception], RefusedError] = {
     UnknownDrafterError: RefusedError(404, "", INVALID, "drafter_not_found"),
     UnknownModelError: RefusedError(404, "", INVALID, "model_not_found"),
     OverloadedError: RefusedError(429, "", BUSY, "overloaded"),
-    KeyRefusedError: RefusedError(401, "", "authentication_error", "invalid_api_key"),
     **dict.fromkeys((errors.BadMessage, errors.ProtocolBroken, errors.CannotListen), BUG),
     errors.BadRequest: WRONG,
     errors.ContextTooLong: TOO_LONG,

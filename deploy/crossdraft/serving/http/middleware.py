@@ -12,11 +12,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from crossdraft.config.api import HttpSettings
+from crossdraft.rpc.errors import KeyRefused
 from crossdraft.rpc.event_loop import MEDIUM
 from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
 from crossdraft.serving.backend import MIN_RETRY_SECONDS
-from crossdraft.serving.http.errors import BUSY, ENDS, INVALID, RefusedError, refusal_of
-from crossdraft.serving.limits import GenerationOptions, KeyRefusedError, Rates
+from crossdraft.serving.http.errors import BUSY, ENDS, INVALID, RefusedError
+from crossdraft.serving.limits import GenerationOptions, Rates
 
 MIB = 2**20
 GUARDED = "/v1"
@@ -66,8 +67,8 @@ class Gate:
 
         try:
             self._check(scope, headers)
-        except (RefusedError, KeyRefusedError) as error:
-            await reply_of(refusal_of(error, name))(scope, receive, send_named)
+        except RefusedError as error:
+            await reply_of(error)(scope, receive, send_named)
         else:
             peer = ":".join(map(str, scope.get("client") or ()))
             with about(request=name, peer=peer), self._under_way(scope), self._counted(receive) as counted:
@@ -91,7 +92,10 @@ class Gate:
     def _check(self, scope: Scope, headers: Headers) -> None:
         path = _path(scope)
         if path == GUARDED or path.startswith(GUARDED + "/") or path in TOKENIZING:
-            holder = self._options.keys.holder(headers.get("authorization"))
+            try:
+                holder = self._options.keys.holder(headers.get("authorization"))
+            except KeyRefused as error:
+                raise RefusedError(401, str(error), "authentication_error", "invalid_api_key") from error
             if wait := self._rates.take(holder or (scope.get("client") or ("",))[0], self._clock()):
                 text = "too many requests; wait as long as Retry-After says"
                 raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
