@@ -190,12 +190,11 @@ class RoleCodec(Generic[Opening, Ask, Answer]):
     replies: Direction
 
     def client(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
-        """Of the client's side, for a vocabulary of so many ids; None: not known."""
-        return _side(self.requests, self.replies, vocabulary_size)
+        """Of a client, as `server` is of the service, for a vocabulary of so many ids; None: not known."""
+        return FrameCodec(self.requests.encode, partial(self.replies.decode, size=vocabulary_size), weight_of)
 
     def server(self, vocabulary_size: int | None) -> FrameCodec[Any, Any]:
-        """Of the service's side."""
-        return _side(self.replies, self.requests, vocabulary_size)
+        return FrameCodec(self.replies.encode, partial(self.requests.decode, size=vocabulary_size), weight_of)
 
 
 def _weight_of_open(opening: plain.OpenTarget | plain.OpenDrafter) -> int:
@@ -220,10 +219,6 @@ def weight_of(message: object) -> int:
     """About how many bytes a message will have, at least."""
     weigh = WEIGHTS.get(type(message))
     return 0 if weigh is None else weigh(message)
-
-
-def _side(writes: Direction, reads: Direction, size: int | None) -> FrameCodec[Any, Any]:
-    return FrameCodec(writes.encode, partial(reads.decode, size=size), weight_of)
 
 
 def _fields(message: Callable[..., Any], **encode: Callable[[Any], Any]) -> Callable[[Any, Written], Any]:

@@ -7,7 +7,7 @@ loop, in the order in which its messages came. What sessions send while the loop
 import asyncio
 import contextvars
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
@@ -37,11 +37,6 @@ MAX_IN_LOOP = 1 << 18
 now = time.monotonic
 TURN_SECONDS = 0.005  # the messages of a frame are handled for so long at a time: other tasks must not wait for all
 Channel = grpc.aio.Channel | MemoryChannel
-REACHABLE: Mapping[grpc.ChannelConnectivity, bool] = {
-    grpc.ChannelConnectivity.READY: True,
-    grpc.ChannelConnectivity.TRANSIENT_FAILURE: False,
-    grpc.ChannelConnectivity.SHUTDOWN: False,
-}
 OpenRequest = TypeVar("OpenRequest", OpenTarget, OpenDrafter)
 
 
@@ -549,7 +544,8 @@ class ServiceClient(Generic[OpenRequest]):
 
         Pings tell within seconds that a service is dead, frozen or cut off.
         """
-        return REACHABLE.get(self.channel.get_state(try_to_connect=True))
+        state, states = self.channel.get_state(try_to_connect=True), grpc.ChannelConnectivity
+        return None if state in (states.IDLE, states.CONNECTING) else state is states.READY
 
     async def close(self) -> None:
         for link in list(self._links):

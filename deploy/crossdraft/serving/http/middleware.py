@@ -41,12 +41,11 @@ class Gate:
     A request's id is the client's header `x-request-id`, else a random one; every reply has it.
     """
 
-    def __init__(self, app: ASGIApp, options: HttpOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, app: ASGIApp, options: HttpOptions) -> None:
         self._app = app
         self._options = options
         self._rates = Rates(options.rates)
         self._most, self._most_held = int(options.http.max_body_mib * MIB), options.http.max_bodies_mib * MIB
-        self._clock = clock
         self._load = 0
         self._held = 0  # bytes of bodies
 
@@ -96,7 +95,7 @@ class Gate:
                 holder = self._options.keys.holder(headers.get("authorization"))
             except KeyRefused as error:
                 raise RefusedError(401, str(error), "authentication_error", "invalid_api_key") from error
-            if wait := self._rates.take(holder or (scope.get("client") or ("",))[0], self._clock()):
+            if wait := self._rates.take(holder or (scope.get("client") or ("",))[0], time.monotonic()):
                 text = "too many requests; wait as long as Retry-After says"
                 raise RefusedError(429, text, "rate_limit_error", "rate_limit_exceeded", after=wait)
         length = headers.get("content-length", "")
