@@ -7,8 +7,10 @@ loop, in the order in which its messages came. What sessions send while the loop
 import asyncio
 import contextvars
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice, takewhile
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -146,7 +148,7 @@ class Outbox(Generic[Waiting]):
                 self._later = None
             while self._waiting:
                 began = time.perf_counter()
-                messages, raw = self._frame(self._taken())
+                messages, raw = self._frame()
                 parts = max(1, len(messages))
                 shares = len(raw) / parts, (time.perf_counter() - began) / parts
                 for session, message in messages:
@@ -156,39 +158,43 @@ class Outbox(Generic[Waiting]):
             if self._finished:
                 return
 
-    def _taken(self) -> list[tuple[int, Waiting]]:
-        taken: list[tuple[int, Waiting]] = []
-        room = self._shared // 4  # weights are lower bounds: rows have up to three times theirs
-        if self._count <= frames.MAX_MESSAGES and self._weight < room:  # nearly always
-            taken = [(session, message) for session, waiting in self._waiting.items() for message, _ in waiting]
-            self._waiting, self._count, self._weight = {}, 0, 0
-            self._room.set()
-        while self._waiting and len(taken) < frames.MAX_MESSAGES and room > 0:
-            session = next(iter(self._waiting))
-            messages = self._waiting.pop(session)
-            before = len(taken)
-            for message, weight in messages[: frames.MAX_MESSAGES - before]:
-                if room > 0:
-                    room -= weight
-                    taken.append((session, message))
-            count = len(taken) - before
-            self._count_out(messages[:count])
-            if count < len(messages):
-                self._waiting[session] = messages[count:]  # behind the others
-        return taken
-
-    def _frame(self, messages: list[tuple[int, Waiting]]) -> tuple[list[tuple[int, Waiting]], bytes]:
-        """A frame of the messages, or of the first of them if all cannot be one; the others wait again."""
+    def _frame(self) -> tuple[list[tuple[int, Waiting]], bytes]:
+        """The next messages, and a frame of them; fewer of them, if all that leave together cannot be one."""
+        messages = self._next()
         while True:
             try:
-                return messages, self._encoded(messages)
+                raw = self._encoded(messages)
+                break
             except (ValueError, TooLarge) as fault:
                 if len(messages) == 1:
                     self.drop(messages[0][0])
                     self._refused(messages[0][0], fault)
                     return [], b""
-            messages, back = messages[: len(messages) // 2], messages[len(messages) // 2 :]
-            self._put_back(back)
+                messages = messages[: len(messages) // 2]
+        self._remove(messages)
+        return messages, raw
+
+    def _next(self) -> list[tuple[int, Waiting]]:
+        """What leaves together, as far as weights say: these are lower bounds, rows have up to three times theirs."""
+        room = self._shared // 4
+        if self._count <= frames.MAX_MESSAGES and self._weight < room:  # nearly always
+            return [(session, message) for session, waiting in self._waiting.items() for message, _ in waiting]
+        every = [(session, *one) for session, waiting in self._waiting.items() for one in waiting]
+        before = accumulate((weight for *_, weight in every), initial=0)
+        fitting = takewhile(lambda pair: pair[1] < room, zip(every, before, strict=False))
+        return [(session, message) for (session, message, _), _ in islice(fitting, frames.MAX_MESSAGES)]
+
+    def _remove(self, left: list[tuple[int, Waiting]]) -> None:
+        """What remains of their sessions is behind the others."""
+        if len(left) == self._count:
+            self._waiting, self._count, self._weight = {}, 0, 0
+            self._room.set()
+            return
+        for session, count in Counter(session for session, _ in left).items():
+            waiting = self._waiting.pop(session)
+            self._count_out(waiting[:count])
+            if waiting[count:]:
+                self._waiting[session] = waiting[count:]
 
     def _encoded(self, messages: list[tuple[int, Waiting]]) -> bytes:
         """A frame; raises TooLarge or ValueError."""
@@ -196,17 +202,6 @@ class Outbox(Generic[Waiting]):
         if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
             raise too_large(type(messages[0][1]).__name__, raw, self._limit)
         return raw
-
-    def _put_back(self, messages: list[tuple[int, Waiting]]) -> None:
-        first: dict[int, list[tuple[Waiting, int]]] = {}
-        for session, message in messages:
-            weight = self._codec.weight(message)
-            first.setdefault(session, []).append((message, weight))
-            self._count += 1
-            self._weight += weight
-        later, self._waiting = self._waiting, first
-        for session, waiting in later.items():
-            self._waiting.setdefault(session, []).extend(waiting)
 
     def _count_out(self, messages: list[tuple[Waiting, int]]) -> None:
         self._count -= len(messages)
