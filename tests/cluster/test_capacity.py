@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from ray.serve._private import application_state
 from ray.serve.config import AutoscalingConfig
 
 from crossdraft.cluster import capacity, config, deploy, servers, status
-from crossdraft.cluster.capacity import Need, Nodes, NotServedError, Waiting, needs_of, placed, take
+from crossdraft.cluster.capacity import Nodes, NotServedError, Waiting, placed, take
 from crossdraft.cluster.config import HEAD, Process, parse, processes_of
 from crossdraft.cluster.deploy import Processes, application, replicas_of, steps, versions_of
 from crossdraft.cluster.servers import OUTPUTS, by_outputs, check, ongoing
@@ -40,6 +40,17 @@ grpc: {replicas: 2}
 """
 
 
+@dataclass(frozen=True)
+class Need:
+    """What of a Process says where it has room."""
+
+    what: str
+    count: int
+    amounts: dict[str, float]
+    most: float = inf
+    everywhere: bool = False
+
+
 def test_a_node_can_be_chosen_by_its_address() -> None:
     nodes: Nodes = {"10.0.0.1": {"CPU": 1.0, "node:10.0.0.1": 1.0}, "10.0.0.2": {"CPU": 2.0, "node:10.0.0.2": 1.0}}
     assert placed([Need("t", 2, {"CPU": 1, "node:10.0.0.2": 0.001})], nodes).places == {"t": ("10.0.0.2",) * 2}
@@ -48,7 +59,7 @@ def test_a_node_can_be_chosen_by_its_address() -> None:
 
 
 def test_every_replica_of_a_configuration_is_counted() -> None:
-    needs = needs_of(processes_of(parse(TEXT)))
+    _, *needs = processes_of(parse(TEXT))
     assert [(one.what, one.count, one.most) for one in needs] == [
         ("target of 'small'", 2, 1),
         ("drafter 'd' of 'small'", 1, float("inf")),
@@ -62,7 +73,7 @@ def test_every_replica_of_a_configuration_is_counted() -> None:
 
 def test_a_replica_on_several_devices_needs_places_for_each_of_its_processes() -> None:
     target = "{model: m, replicas: 2, tensor_parallel_size: 4, resources: {cpus: 8, gpus: 4, custom: {target: 1}}}"
-    need, *_ = needs_of(processes_of(parse(f"models: [{{name: small, target: {target}}}]")))
+    _, need, *_ = processes_of(parse(f"models: [{{name: small, target: {target}}}]"))
     assert (need.count, need.most, need.amounts) == (8, float("inf"), {"CPU": 2, "GPU": 1, "target": 0.25})
     free = {"a": {"GPU": 2.0, "CPU": 9.0, "target": 1.0}, "b": {"GPU": 3.0, "CPU": 4.0, "target": 1.0}}
     assert not take(need.amounts, free, 5)
@@ -127,7 +138,7 @@ def test_while_it_waits_for_nodes_it_says_so_and_those_that_are_set_up_are_waite
     monkeypatch.setattr(capacity, "request_resources", lambda bundles: None)
     waiting = Waiting(30.0, 60.0, lambda text: said.append((clock.now, text)))
     with pytest.raises(NotServedError, match="2 wanted"):
-        capacity.await_nodes(processes_of(parse(TEXT)), waiting)
+        capacity.await_nodes(processes_of(parse(TEXT))[1:], waiting)
     assert clock.now == 100.0 + waited
     assert [at for at, _ in said] == [105.0, *range(120, round(clock.now), 15)]
     assert all(line.startswith("waiting for nodes:\ntarget of 'small': 2 wanted") for _, line in said)
@@ -146,11 +157,11 @@ def test_orchestrators_are_on_as_many_nodes_as_have_room() -> None:
 
 
 def test_a_front_is_on_every_node_that_has_room_left() -> None:
-    front = next(need for need in needs_of(processes_of(parse(TEXT))) if need.what == "http front")
+    front = Need("http front", 1, {"CPU": 0.1}, everywhere=True)
     assert sorted(placed([front], THREE).places["http front"]) == ["a", "b", "head"]
     beside = placed([front, Need("t", 2, {"CPU": 2})], THREE)
     assert (beside.faults, len(beside.places["http front"]), beside.most("http front")) == ((), 1, 1)
-    alone = replace(front, more=False, count=2)
+    alone = replace(front, everywhere=False, count=2)
     assert len(placed([alone], THREE).places["http front"]) == 2
 
 
@@ -167,7 +178,7 @@ ALL = ["Directory", "Target-small", "Drafter-small-d", "Orchestrator-small", "Gr
 
 def of(text: str, folder: Path | None = None) -> Processes:
     configuration = parse(text, folder=folder)
-    return replicas_of(configuration, placed(needs_of(processes_of(configuration)), NODES))
+    return replicas_of(configuration, placed(processes_of(configuration)[1:], NODES))
 
 
 def named(found: Processes, name: str) -> Process:
@@ -274,7 +285,7 @@ def test_fronts_start_beside_those_before_only_where_each_node_has_room_for_anot
 
     def made(text: str) -> Processes:
         configuration = parse(text)
-        return replicas_of(configuration, placed(needs_of(processes_of(configuration)), nodes))
+        return replicas_of(configuration, placed(processes_of(configuration)[1:], nodes))
 
     for left, surge in ((16.0, 100), (0.0, 0)):
         found = application(made(changed), made(fronts), {"one": {"CPU": 16.0}, "two": {"CPU": left}})._bound_deployment

@@ -21,7 +21,7 @@ import jsonschema
 import pytest
 import yaml
 
-from crossdraft.cluster.capacity import Amounts, needs_of, placed
+from crossdraft.cluster.capacity import Amounts, placed
 from crossdraft.cluster.config import load, parse, processes_of
 from crossdraft.config.cluster import Configuration
 from crossdraft.lab.loadtest import LoadRun
@@ -41,7 +41,7 @@ def read(file: str | Path) -> dict[str, Any]:
 def unplaced(configuration: Configuration, nodes: Sequence[Amounts]) -> list[str]:
     """What has no place on these nodes, of all that a configuration asks for at once."""
     named = {str(number): node for number, node in enumerate(nodes)}
-    return list(placed(needs_of(processes_of(configuration)), named).faults)
+    return list(placed(processes_of(configuration)[1:], named).faults)
 
 
 def commands(cluster: dict[str, Any]) -> list[str]:
@@ -181,7 +181,7 @@ def test_the_script_for_latency_puts_one_process_of_each_kind_on_a_node_of_its_c
         found = parse(yaml.safe_dump(script["placed"](given, nodes)))
         free = {node: {"CPU": 1.0, f"node:{node}": 1.0} for node in nodes.values()}
         offers = {"target": 1.0, "orchestrator": 8.0, "ingress": 8.0, "drafter": 1.0}
-        places = placed(needs_of(processes_of(found)), {node: has | offers for node, has in free.items()}).places
+        places = placed(processes_of(found)[1:], {node: has | offers for node, has in free.items()}).places
         assert places == {
             "target of 'crossdraft-bundled'": ("10.0.0.3",),
             "drafter 'byte-level' of 'crossdraft-bundled'": ("10.0.0.4",),

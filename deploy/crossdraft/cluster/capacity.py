@@ -5,7 +5,7 @@ Where replicas start is Serve's choice; of some deployments a node takes only as
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -15,11 +15,9 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from crossdraft.cluster.config import Process
-from crossdraft.cluster.status import Role, installed, on_disk, pending_nodes
-from crossdraft.config.cluster import Resources
+from crossdraft.cluster.config import CPUS, Process
+from crossdraft.cluster.status import installed, on_disk, pending_nodes
 
-CPUS, GPUS = "CPU", "GPU"  # as Ray names them
 INNER = ("node:", "memory", "object_store")  # beginnings of resources that every node has, its own included
 EXACT = 1e-4  # Ray counts in ten-thousandths
 ADVICE = "ask for fewer replicas or for less of a node (`resources`), or add nodes that offer what is lacking"
@@ -27,17 +25,6 @@ Amounts = Mapping[str, float]  # of resources, by Ray's names
 Nodes = Mapping[str, Amounts]  # by address
 Free = Mapping[str, dict[str, float]]  # what is left of them, changed by who takes some
 Places = Mapping[str, Sequence[str]]  # nodes of replicas, by what they are
-
-
-@dataclass(frozen=True)
-class Need:
-    """Replicas with the same resources."""
-
-    what: str  # shown to users
-    count: int
-    amounts: Amounts  # of one of them
-    most: float = inf  # on one node
-    more: bool = False  # one on each other node that has room left, too
 
 
 @dataclass(frozen=True)
@@ -52,44 +39,29 @@ class Placement:
         return max(map(self.places[what].count, self.places[what]), default=1)
 
 
-def amounts_of(resources: Resources) -> dict[str, float]:
-    """By Ray's names, without zeros."""
-    amounts = {CPUS: resources.cpus, GPUS: resources.gpus, **resources.custom}
-    return {name: amount for name, amount in amounts.items() if amount > 0}
-
-
-def needs_of(processes: Iterable[Process]) -> tuple[Need, ...]:
-    """What has a place sought for it: all but the directory."""
-    return tuple(
-        Need(kind.what, kind.replicas.max * kind.ranks, amounts_of(kind.resources), kind.most, kind.everywhere)
-        for kind in processes
-        if kind.role is not Role.DIRECTORY
-    )
-
-
-def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
+def placed(needs: Sequence[Process], nodes: Nodes) -> Placement:
     """Places for all replicas, the greatest first: where the fewest of its kind are, and of such nodes most is left."""
     free, at = {name: dict(has) for name, has in nodes.items()}, {need.what: list[str]() for need in needs}
     most = {name: max(has.get(name, EXACT) for has in nodes.values()) for need in needs for name in need.amounts}
 
-    def choices(need: Need) -> list[str]:
+    def choices(need: Process) -> list[str]:
         """Nodes that have room for a replica, the best one first."""
         there = at[need.what].count
         fitting = (name for name, has in free.items() if there(name) < need.most and _times(need.amounts, has) >= 1)
         return sorted(fitting, key=lambda name: (there(name), -free[name].get(CPUS, 0.0)))
 
-    def take(need: Need, node: str) -> None:
+    def take(need: Process, node: str) -> None:
         at[need.what].append(node)
         free[node].update({name: free[node][name] - amount for name, amount in need.amounts.items()})
 
-    def share(need: Need) -> float:
+    def share(need: Process) -> float:
         """What one replica takes of a node that has most of it."""
         return max((amount / most[name] for name, amount in need.amounts.items()), default=0.0)
 
     for need in sorted(needs, key=share, reverse=True):
         while len(at[need.what]) < need.count and (best := choices(need)):
             take(need, best[0])
-    for need in (need for need in needs if need.more):
+    for need in (need for need in needs if need.everywhere):
         for node in choices(need):
             if node not in at[need.what]:
                 take(need, node)
@@ -99,7 +71,7 @@ def placed(needs: Sequence[Need], nodes: Nodes) -> Placement:
     return Placement(places, (*faults, *left, ADVICE) if faults else ())
 
 
-def _fault(need: Need, room: int) -> str:
+def _fault(need: Process, room: int) -> str:
     apart = ", on different nodes as they have one port" if need.most == 1 else ""
     wanted = ", ".join(f"{name} {amount:g}" for name, amount in sorted(need.amounts.items())) or "nothing"
     return f"{need.what}: {need.count} wanted, each with {wanted} on one node{apart}; there is room for {room}"
@@ -166,10 +138,10 @@ def waited(look: Callable[[], str], until: Callable[[], float], say: Say) -> str
     return found
 
 
-def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
+def await_nodes(needs: Sequence[Process], waiting: Waiting) -> Placement:
     """Places for all replicas, once nodes have them and this crossdraft; those that Ray's autoscaler sets up are waited
     for as long as all that is to be started. Raises NotServedError."""
-    needs, began = needs_of(processes), time.monotonic()
+    began = time.monotonic()
 
     def faults() -> str:
         found = placed(needs, all_nodes())
@@ -181,7 +153,7 @@ def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
         return began + max(waiting.node_seconds, longest)
 
     if waiting.node_seconds and faults():  # for an autoscaler, if there is one
-        request_resources(bundles=[dict(need.amounts) for need in needs for _ in range(need.count)])
+        request_resources(bundles=[need.amounts for need in needs for _ in range(need.count)])
     lacking = waited(faults, until, lambda text: waiting.say(f"waiting for nodes:\n{text}"))
     if waiting.node_seconds:
         request_resources(bundles=[])
@@ -190,7 +162,7 @@ def await_nodes(processes: Sequence[Process], waiting: Waiting) -> Placement:
     return placed(needs, all_nodes())
 
 
-def _different(needs: Sequence[Need]) -> Sequence[str]:
+def _different(needs: Sequence[Process]) -> Sequence[str]:
     """Nodes that may get a replica and have another crossdraft."""
     nodes = [name for name, has in all_nodes().items() if any(_times(need.amounts, has) >= 1 for need in needs)]
     found: dict[str, list[str]] = {}

@@ -218,6 +218,7 @@ def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
 
 ANY_PORT = 0
 DIGEST_LENGTH = 12  # characters
+CPUS, GPUS = "CPU", "GPU"  # as Ray names them
 HEAD = "node:__internal_head__"  # Ray's resource of the head node
 ONLY = 0.6  # of a resource of which a node has 1
 # What decides the outputs of a service's model, and what orchestrators must know of it.
@@ -261,6 +262,17 @@ class Process:
     def ranks(self) -> int:
         """Processes of a replica, of which the first serves."""
         return getattr(self.own, "tensor_parallel_size", 1)
+
+    @property
+    def count(self) -> int:
+        """Processes of all replicas, at most."""
+        return self.replicas.max * self.ranks
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """Its resources by Ray's names, without zeros."""
+        amounts = {CPUS: self.resources.cpus, GPUS: self.resources.gpus, **self.resources.custom}
+        return {name: amount for name, amount in amounts.items() if amount > 0}
 
     @property
     def resources(self) -> Resources:

@@ -28,8 +28,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from crossdraft.cluster import capacity
-from crossdraft.cluster.capacity import CPUS, GPUS, Free, NotServedError, Say, Waiting, amounts_of, take, waited
-from crossdraft.cluster.config import ConfigurationError, Process, parse, processes_of
+from crossdraft.cluster.capacity import Free, NotServedError, Say, Waiting, take, waited
+from crossdraft.cluster.config import CPUS, GPUS, ConfigurationError, Process, parse, processes_of
 from crossdraft.cluster.directory import DirectoryOwner
 from crossdraft.cluster.fronts import GrpcFront, Ingress
 from crossdraft.cluster.orchestrators import Orchestrator
@@ -106,7 +106,7 @@ def alone() -> Iterator[None]:
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
     """What is to be served, once nodes have all that it lacks; and what Serve runs now. Raises NotServedError."""
     waiting.say(ASKING)
-    plan = capacity.await_nodes(processes_of(configuration), waiting)
+    plan = capacity.await_nodes(processes_of(configuration)[1:], waiting)  # all but the directory
     wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
     states = {} if found is None else {name: deployment.status.value for name, deployment in found.deployments.items()}
     versions = versions_of([process for process in before if states.get(process.deployment) == HEALTHY])
@@ -229,7 +229,7 @@ def steps(wanted: Processes, before: Processes, free: Free) -> tuple[Processes, 
     """
     names = versions_of(before)
     new = [process for process in wanted if process.deployment not in names and process.role not in FRONTS]
-    room = all(take(amounts_of(process.resources), free, process.ranks * process.replicas.max) for process in new)
+    room = all(take(process.amounts, free, process.count) for process in new)
     if not (before and new and room):
         return (wanted,)
     both = {process.deployment: process for process in (*before[:-1], *wanted)}
@@ -258,7 +258,7 @@ def application(wanted: Processes, before: Processes, free: Free) -> Application
     # What is new first.
     for process in sorted(wanted, key=lambda process: versions.get(process.deployment) == process.version):
         times = process.replicas.max if process.most < inf else more[process.deployment]
-        beside[process.deployment] = take(amounts_of(process.resources), free, process.ranks * times, process.most)
+        beside[process.deployment] = take(process.amounts, free, process.ranks * times, process.most)
     *others, front = (_deployment(process, beside[process.deployment], more[process.deployment]) for process in wanted)
     bound = [deployment.bind(process) for deployment, process in zip(others, wanted, strict=False)]
     return front.bind(wanted[-1], *bound)
@@ -266,13 +266,13 @@ def application(wanted: Processes, before: Processes, free: Free) -> Application
 
 def _deployment(process: Process, beside: bool, more: int) -> Deployment:
     """`beside`: new replicas start before old ones end; else so many may be missing meanwhile."""
-    amounts = amounts_of(process.resources)
-    custom = {name: amount for name, amount in amounts.items() if name not in (CPUS, GPUS)}
+    custom = {name: amount for name, amount in process.amounts.items() if name not in (CPUS, GPUS)}
     if process.most < inf:
         # By Serve's `max_replicas_per_node` a new replica could not start beside the one that it replaces.
         custom[f"{IMPLICIT_RESOURCE}{process.deployment}-{process.version}-{process.most:g}"] = 1 / process.most
     takes = {"num_cpus": process.resources.cpus, "num_gpus": process.resources.gpus, "resources": custom}
-    group: dict[str, Any] = {"placement_group_bundles": [amounts] * process.ranks, "placement_group_strategy": "PACK"}
+    bundles = [process.amounts] * process.ranks
+    group: dict[str, Any] = {"placement_group_bundles": bundles, "placement_group_strategy": "PACK"}
     deployment = serve.deployment(
         name=process.deployment,
         ray_actor_options=takes,

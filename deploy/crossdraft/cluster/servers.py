@@ -27,8 +27,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from crossdraft.cluster.capacity import CPUS, GPUS
-from crossdraft.cluster.config import ANY_PORT, Process
+from crossdraft.cluster.config import ANY_PORT, CPUS, GPUS, Process
 from crossdraft.cluster.directory import announced, entry_of, node_address
 from crossdraft.cluster.status import Role
 from crossdraft.config.cluster import DrafterService, Grpc, Service
