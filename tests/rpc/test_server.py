@@ -139,6 +139,12 @@ def test_what_is_there_is_not_looked_at_again() -> None:
     assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}
 
 
+@pytest.mark.parametrize("wrong", [{"port": 70_000}, {"metrics_port": -1}, {"grace_seconds": float("inf")}])
+def test_numbers_that_cannot_be_are_refused_before_anything_starts(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"ports must|grace_seconds must"):
+        Listening(**wrong)  # type: ignore[arg-type]
+
+
 async def test_peers_are_told_apart_by_certificate(tmp_path):
     cluster = Cluster(tmp_path / "ca")
     tls, limits = cluster.files("target"), SessionOptions(max_sessions=2, max_sessions_per_peer=1)

@@ -58,7 +58,7 @@ class Serving(ABC):
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a server listens, and its limits. Raises ValueError: the host is empty."""
+    """Where a server listens, and its limits. Raises ValueError: the host is empty, or a number is out of its range."""
 
     host: str = "127.0.0.1"
     port: int | None = 0  # 0: any that is free; None: a service is for clients in its own process only
@@ -72,6 +72,10 @@ class Listening:
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError("host must not be empty; 0.0.0.0 listens on all interfaces")
+        if not all(0 <= (port or 0) <= 65535 for port in (self.port, self.metrics_port)):
+            raise ValueError(f"ports must be 0 (any that is free) to 65535, got {self.port} and {self.metrics_port}")
+        if not 0 <= self.grace_seconds < float("inf"):
+            raise ValueError(f"grace_seconds must be 0 or more, got {self.grace_seconds}")
 
     def check_free(self, option: str = "") -> None:
         """Raises CannotListen, with the option that sets the port, if that cannot be had now, before a model is loaded,

@@ -19,9 +19,13 @@ def channel_to(address: str, tls: grpc.ChannelCredentials | None, options: Chann
 
 @dataclass(frozen=True)
 class MessageLimit:
-    """The largest message; frames of links have a limit of their own below it."""
+    """The largest message; frames of links have a limit of their own below it. Raises ValueError: out of its range."""
 
     mib: int = 32  # MiB, which gRPC can count up to 1024; a tokenizer.json has up to 20, a pass's reply 0.1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mib <= 1024:
+            raise ValueError(f"a message limit must be between 1 and 1024 MiB, got {self.mib}")
 
     def __str__(self) -> str:
         return f"message limit of {self.mib} MiB"
