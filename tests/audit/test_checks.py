@@ -175,20 +175,18 @@ def verdicts(result: Result) -> dict[str, str]:
     return {check.name: check.verdict for check in result.checks}
 
 
+def found(result: Result, name: str) -> str:
+    (finding,) = [check.finding for check in result.checks if check.name == name]
+    return finding
+
+
 @pytest.mark.parametrize("api", ["completions", "chat"])
 async def test_nothing_is_found_where_nothing_is_wrong(api: str) -> None:
     result = await audited(PLAN, Toy(), Toy(), api=api)
     assert result.faults == ()
-    assert set(verdicts(result)) == {
-        "greedy by its own log-probabilities",
-        "greedy text, against the reference",
-        "log-probabilities, against the reference",
-        "first token",
-        "second token",
-        "temperature",
-        "missing token",
-    }
-    assert set(verdicts(result).values()) == {OK}
+    beside = (f"{what}, against the reference" for what in ("greedy text", "log-probabilities"))
+    laws = ("first token", "second token", "temperature", "missing token")
+    assert verdicts(result) == dict.fromkeys(("greedy by its own log-probabilities", *beside, *laws), OK)
     assert result.power.temperature < 0.4
 
 
@@ -196,15 +194,13 @@ async def test_a_wrong_temperature_is_found() -> None:
     result = await audited(LAWS, Toy(scale=1.35))
     assert result.power.temperature < 0.35
     assert "temperature" in result.faults
-    (finding,) = [check.finding for check in result.checks if check.name == "temperature"]
-    assert "a temperature of +" in finding
+    assert "a temperature of +" in found(result, "temperature")
 
 
 async def test_a_forbidden_token_is_found() -> None:
     result = await audited(LAWS, Toy(forbidden=TOKENS[3]))
     assert "missing token" in result.faults
-    (finding,) = [check.finding for check in result.checks if check.name == "missing token"]
-    assert repr(TOKENS[3]) in finding
+    assert repr(TOKENS[3]) in found(result, "missing token")
 
 
 async def test_a_corrected_second_token_is_found() -> None:
@@ -224,8 +220,7 @@ async def test_a_wrong_greedy_text_is_found_and_a_tie_is_none(logprobs: bool) ->
 
     noisy = replace(BRIEF, greedy_tokens=60, tolerance=0.3)
     tied = await audited(noisy, Toy(noise=0.03, logprobs=logprobs), Toy())
-    (check,) = [check for check in tied.checks if check.name == "greedy text, against the reference"]
-    assert check.verdict == OK
+    assert verdicts(tied)["greedy text, against the reference"] == OK
     assert any(0 < one.gap < 0.3 for one in tied.differences)
     strict = await audited(replace(noisy, tolerance=0.0), Toy(noise=0.03, logprobs=logprobs), Toy())
     assert "greedy text, against the reference" in strict.faults
@@ -247,12 +242,10 @@ async def test_an_endpoint_without_log_probabilities_needs_a_reference_that_has_
 
 
 async def test_what_an_endpoint_lets_one_ask_for_is_learnt() -> None:
-    async with Toy(apis=("/v1/chat/completions",), strict=True, most_listed=5, several=False).endpoint(
-        choices=16
-    ) as one:
+    poor = Toy(apis=("/v1/chat/completions",), strict=True, most_listed=5, several=False)
+    async with poor.endpoint(choices=16) as one:
         assert (one.model, one.abilities) == ("toy", Abilities("chat", 5, 1, {"top_p": 1}))
-        assert PLAN.requests(one, None) == 2 * 150 + 3
-        assert LAWS.requests(one, one) == 2 * 150
+        assert (PLAN.requests(one, None), LAWS.requests(one, one)) == (2 * 150 + 3, 2 * 150)
     toy = Toy()
     async with toy.endpoint(choices=16, extra={"user": "me"}) as one:
         assert (one.abilities.api, one.abilities.top, one.abilities.choices) == ("completions", 12, 16)
@@ -321,8 +314,7 @@ def test_tokens_that_a_list_cannot_tell_apart_are_not_judged() -> None:
     tied = place(" c", -2.0, {" c": -2.0, " a": -1.0, " b": -2.0})  # it is drawn, and as probable as the last
     assert (tied.top, tied.rank) == (((" a", -1.0), (" b", -2.0)), None)
     other = place(" a", -4.0, {" a": -1.0, " b": -2.0})  # another token with the same text
-    assert other.rank is None
-    assert draw_of(other).cell == 2
+    assert (other.rank, draw_of(other).cell) == (None, 2)
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])

@@ -34,9 +34,8 @@ async def url() -> AsyncIterator[str]:
         model = LocalModel("demo", (stack.target,), (NamedDrafter("b", (stack.drafters["drafter-b"],)),), ())
         backend = await exits.enter_async_context(LocalBackend(model, LocalOptions(64)))
         metrics = Metrics()
-        served = await exits.enter_async_context(
-            front(MeasuredBackend(backend, metrics), HttpOptions(metrics=metrics.text))
-        )
+        measured = front(MeasuredBackend(backend, metrics), HttpOptions(metrics=metrics.text))
+        served = await exits.enter_async_context(measured)
         yield f"http://{served.server.address}"
 
 

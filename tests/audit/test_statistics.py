@@ -131,8 +131,7 @@ def test_cells_are_pooled_and_too_few_draws_are_no_test() -> None:
     assert chi_square("first token", "prompt 1", draws_of(3, 0, logits=LOGITS[:1])) is None
     assert chi_square("first token", "prompt 1", []) is None
     found = chi_square("first token", "prompt 1", draws_of(40, 0, logits=LOGITS[:1]))
-    assert found.count == 40
-    assert 1 <= found.freedom < LISTED
+    assert (found.count, 1 <= found.freedom < LISTED) == (40, True)
 
 
 def test_what_is_too_little_for_a_cell_joins_the_smallest() -> None:
@@ -144,12 +143,10 @@ def test_what_is_too_little_for_a_cell_joins_the_smallest() -> None:
 
 def test_a_certain_place_tells_nothing_of_the_temperature() -> None:
     certain = Draw("a", ("a",), np.array([1.0, 0.0]), 0)
-    assert temperature([certain] * 50) is None
-    assert power_of([certain] * 50, 1, LEVEL).temperature is None
-    assert missing([certain] * 50).p == 1.0
+    found = temperature([certain] * 50), power_of([certain] * 50, 1, LEVEL).temperature, missing([certain] * 50).p
+    assert found == (None, None, 1.0)
 
 
 def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert (holm([0.01, 0.04, 0.03, 0.005]), holm([0.9, 0.8])) == (pytest.approx([0.03, 0.06, 0.06, 0.02]), [1.0, 1.0])
     assert holm([]) == []

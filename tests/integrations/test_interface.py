@@ -83,10 +83,8 @@ FILES = {f"CROSSDRAFT_TLS_{name}": f"/{name}" for name in ("CA", "CERT", "KEY")}
 def test_options_come_from_the_environment() -> None:
     assert Options.read(OWN) == Options(("one:1", "10.0.0.2:7102"))
     more = {"CROSSDRAFT_MAX_WAIT_MS": "0", "CROSSDRAFT_ASSUME_GREEDY": "1", "CROSSDRAFT_ANY_VLLM": "0"}
-    read = Options.read(OWN | FILES | more)
-    assert read == Options(
-        ("one:1", "10.0.0.2:7102"), TlsFiles(Path("/CA"), Path("/CERT"), Path("/KEY")), 0.0, only_greedy=True
-    )
+    files = TlsFiles(Path("/CA"), Path("/CERT"), Path("/KEY"))
+    assert Options.read(OWN | FILES | more) == Options(("one:1", "10.0.0.2:7102"), files, 0.0, only_greedy=True)
 
 
 @pytest.mark.parametrize(
@@ -129,18 +127,16 @@ def test_misspelt_variables_are_noticed_and_those_of_others_are_not() -> None:
 
 
 def test_other_versions_are_refused_unless_they_are_allowed() -> None:
-    check_version("0.32.0", any_version=False)
-    check_version("0.32.1+cu130", any_version=False)
-    check_version("0.33.0", any_version=False)
+    for version in ("0.32.0", "0.32.1+cu130", "0.33.0"):
+        check_version(version, any_version=False)
     check_version("0.99.0", any_version=True)
     with pytest.raises(NotSupportedError, match=r"vLLM 0\.32, 0\.33, and this is 0\.34\.0: .*CROSSDRAFT_ANY_VLLM=1"):
         check_version("0.34.0", any_version=False)
 
 
 def test_without_trust_nothing_is_proposed() -> None:
-    assert may_draft(Sampling.RIGHT, only_greedy=False)
-    assert may_draft(Sampling.MENDED, only_greedy=False)
-    assert not may_draft(Sampling.BROKEN, only_greedy=False)
+    found = {one: may_draft(one, only_greedy=False) for one in Sampling}
+    assert found == {Sampling.RIGHT: True, Sampling.MENDED: True, Sampling.BROKEN: False}
     assert may_draft(Sampling.BROKEN, only_greedy=True)
 
 
@@ -158,8 +154,7 @@ class Rank:
 
 def test_every_rank_has_the_drafts_of_the_first() -> None:
     box: list[Any] = []
-    assert share(Rank(0, box), [[1], []]) == [[1], []]
-    assert share(Rank(1, box), None) == [[1], []]
+    assert (share(Rank(0, box), [[1], []]), share(Rank(1, box), None)) == ([[1], []], [[1], []])
 
 
 @pytest.fixture
@@ -175,35 +170,31 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for module in (*map(ModuleType, names), state, sampler):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(interface, "_installed", lambda: "0.32.0")
+    monkeypatch.setattr(interface.atexit, "register", lambda _: None)
     monkeypatch.setitem(os.environ, "CROSSDRAFT_DRAFTER", "127.0.0.1:1")
     return found
 
 
 def config() -> SimpleNamespace:
     """What the class reads of a VllmConfig."""
-    return SimpleNamespace(
-        model_config=SimpleNamespace(
-            max_model_len=CONTEXT, tokenizer=str(BUNDLED / "target"), get_vocab_size=lambda: 4096
-        ),
-        speculative_config=SimpleNamespace(
-            num_speculative_tokens=4, draft_model_config=SimpleNamespace(max_model_len=CONTEXT)
-        ),
-        device_config=SimpleNamespace(device="cpu"),
-    )
+    model = SimpleNamespace(max_model_len=CONTEXT, tokenizer=str(BUNDLED / "target"), get_vocab_size=lambda: 4096)
+    drafts = SimpleNamespace(num_speculative_tokens=4, draft_model_config=SimpleNamespace(max_model_len=CONTEXT))
+    device = SimpleNamespace(device="cpu")
+    return SimpleNamespace(model_config=model, speculative_config=drafts, device_config=device)
+
+
+STEP = [[3]], np.array([3], dtype=np.int32), np.array([[1, 2, 3]], dtype=np.int32)  # one request's, as vLLM asks
 
 
 def test_only_the_first_rank_asks(installed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     box: list[Any] = []
     started: list[float] = []
     monkeypatch.setattr(interface.Proposals, "start", lambda _, seconds: started.append(seconds))
-    monkeypatch.setattr(interface.atexit, "register", lambda _: None)
     monkeypatch.setattr(interface.Proposals, "step", lambda *_: [[1, 2]])
-    counts, ids = np.array([3], dtype=np.int32), np.array([[1, 2, 3]], dtype=np.int32)
     for rank in (0, 1):
         installed["group"] = Rank(rank, box)
         drafter = RemoteDrafter(config())
-        assert len(started) == 1
-        assert drafter.propose([[3]], counts, ids) == [[1, 2]]
+        assert (len(started), drafter.propose(*STEP)) == (1, [[1, 2]])
         if rank:
             continue
         monkeypatch.setattr(interface.Proposals, "step", None)  # no other rank may call it
@@ -219,14 +210,11 @@ def test_after_a_fault_vllm_goes_on_without_drafts_and_no_rank_waits(installed, 
 
     monkeypatch.setattr(interface.Proposals, "start", lambda *_: None)
     monkeypatch.setattr(interface.Proposals, "step", broken)
-    monkeypatch.setattr(interface.atexit, "register", lambda _: None)
-    counts, ids = np.array([3], dtype=np.int32), np.array([[1, 2, 3]], dtype=np.int32)
     installed["group"] = Rank(0, box)
     drafter = RemoteDrafter(config())
-    assert [drafter.propose([[3]], counts, ids) for _ in range(3)] == [[[]]] * 3
+    assert [drafter.propose(*STEP) for _ in range(3)] == [[[]]] * 3
     assert share(Rank(1, box), None) == [[]]
-    assert len(calls) == 1
-    assert caplog.text.count("proposes no more drafts") == 1
+    assert (len(calls), caplog.text.count("proposes no more drafts")) == (1, 1)
     assert "a fault" in caplog.text
 
 
@@ -235,8 +223,7 @@ def test_a_vllm_that_cannot_be_mended_gets_no_drafts(installed, monkeypatch, cap
     monkeypatch.delattr(installed["sampler"], NAME)
     drafter = RemoteDrafter(config())
     assert "CROSSDRAFT_ASSUME_GREEDY" in caplog.text
-    counts, ids = np.array([3], dtype=np.int32), np.array([[1, 2, 3]], dtype=np.int32)
-    assert drafter.propose([[3]], counts, ids) == [[]]
+    assert drafter.propose(*STEP) == [[]]
 
 
 def test_vllm_calls_it_however_near_a_request_is_to_its_end(installed: dict[str, Any]) -> None:
@@ -270,8 +257,7 @@ def test_what_comes_again_and_again_is_told_once_a_minute_and_then_less_often(ca
         caplog.clear()
         now += 1.0
     gaps = [later - one for one, later in pairwise(told)]
-    assert gaps[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
-    assert gaps[-1] == MAX_PAUSE
+    assert (gaps[:3], gaps[-1]) == ([FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE], MAX_PAUSE)
 
 
 CPU = torch.device("cpu")

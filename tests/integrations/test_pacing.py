@@ -74,8 +74,7 @@ def test_a_slow_drafter_replies_several_times_in_a_step_and_a_fast_one_with_all_
     for _ in range(20):
         slow.answered(DraftSeen(4, None, 4 * STEP / 8), 16)
         fast.answered(DraftSeen(4, None, 4 * STEP / 1000), 16)
-    assert pacing.pull(slow).chunk == 2
-    assert pacing.pull(fast).chunk == MOST + 1
+    assert (pacing.pull(slow).chunk, pacing.pull(fast).chunk) == (2, MOST + 1)
 
 
 @pytest.mark.parametrize(("part", "requests", "prepared"), [(100, 1, 2), (100, 3, 0), (4, 1, 0)])
@@ -119,8 +118,7 @@ def test_nobody_waits(pace: DrafterPace, at_hand: int, asked: float | None) -> N
 
 def test_nothing_is_waited_for_where_that_is_forbidden_or_many_would_wait() -> None:
     lacking = offer(pace_of(0.8, 0.001), 0, asked=NOW)
-    assert pacing_of(longest=0.0).wait([lacking], NOW) == NOW
-    assert pacing_of().wait([lacking] * 3, NOW) == NOW
+    assert (pacing_of(longest=0.0).wait([lacking], NOW), pacing_of().wait([lacking] * 3, NOW)) == (NOW, NOW)
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.7, 0.95])
@@ -188,10 +186,8 @@ def test_batches_of_different_sizes_are_measured_apart() -> None:
     pacing, drafted = Pacing(MOST, WAIT), {1: 0, 16: 0}
     for _ in range(500):
         for requests in drafted:
-            found = run(
-                lambda _, n=requests: (STEP if n == 1 else 1.5 * STEP, 2.0 if n == 1 else 1.0), 1, pacing, requests
-            )
-            drafted[requests] += sum(found[1])
+            cost = (STEP, 2.0) if requests == 1 else (1.5 * STEP, 1.0)
+            drafted[requests] += sum(run(lambda _, cost=cost: cost, 1, pacing, requests)[1])
     assert drafted[1] > 0.8 * 500
     assert drafted[16] < 0.3 * 500
 
