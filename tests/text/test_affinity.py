@@ -145,8 +145,7 @@ def test_nothing_shared_is_an_empty_map() -> None:
 
 
 def test_runs() -> None:
-    assert runs(ids(5, 0, 7), ids(2, 0, 3)).tolist() == [5, 6, 7, 8, 9]
-    assert runs(ids(), ids()).tolist() == []
+    assert (runs(ids(5, 0, 7), ids(2, 0, 3)).tolist(), runs(ids(), ids()).tolist()) == ([5, 6, 7, 8, 9], [])
 
 
 def affinity(kernel: Matrix) -> Affinity:
@@ -298,11 +297,8 @@ def check(matrix: Matrix, pair: Pair, wanted: Rows) -> None:
     assert matrix.drafter_ids.tolist() == pair.shared_drafter_ids.tolist()
     for drafted in pair.shared_drafter_ids.tolist():
         row = wanted.get(drafted) or {int(pair.to_target_ids(np.array([drafted]))[0]): 1.0}
-        targets, weights = affinity_row(matrix, drafted)
-        total = sum(row.values())
-        assert dict(zip(targets.tolist(), weights.tolist(), strict=True)) == pytest.approx(
-            {token: weight / total for token, weight in row.items() if weight}, abs=1e-6
-        )
+        due = {token: weight / sum(row.values()) for token, weight in row.items() if weight}
+        assert _row(matrix, drafted) == pytest.approx(due, abs=1e-6)
 
 
 @pytest.mark.parametrize("names", PAIRS)
@@ -368,8 +364,7 @@ def test_co_occurrence_is_equation_two(names: tuple[str, str], length: int, neig
     matrix = co_occurrence(pair, windows, tau, neighbours)
     assert windows.forgotten == 0
     if neighbours == 1:  # of equal covariances either may be the one
-        assert np.diff(matrix.starts).tolist() == [1] * len(rows)
-        assert matrix.weights.tolist() == [1.0] * len(rows)
+        assert (np.diff(matrix.starts).tolist(), matrix.weights.tolist()) == ([1] * len(rows), [1.0] * len(rows))
     else:
         _check_but_for_ties(matrix, pair, rows, neighbours)
 
@@ -385,11 +380,14 @@ def _check_but_for_ties(matrix: Matrix, pair: Pair, wanted: Rows, neighbours: in
             assert set(affinity_row(matrix, drafted)[0].tolist()) == set(row)
 
 
-def test_a_corpus_without_tokens_has_no_covariances() -> None:
-    windows = Windows(kind("gpt2").tokenization(), 3)
+def test_a_corpus_without_tokens_has_no_covariances_and_no_ranking() -> None:
+    some = kind("gpt2")
+    windows = Windows(some.tokenization(), 3)
     windows.add("")
     with pytest.raises(ValueError, match="no tokens"):
         windows.covariances()
+    with pytest.raises(ValueError, match="no tokens"):
+        count_frequencies(some.json, some.tokenization(Side.DRAFTER), [""])
 
 
 def test_two_draft_tokens_of_one_target_token_have_its_row() -> None:
@@ -413,8 +411,7 @@ def test_pair_counts(batches: list[list[tuple[int, int]]], buffered: int) -> Non
         counts.add(found[:, 0], found[:, 1])
     wanted = sorted(Counter(pair for batch in batches for pair in batch).items())
     left, right, seen = (part.tolist() for part in counts.entries())
-    assert list(zip(zip(left, right, strict=True), seen, strict=True)) == wanted
-    assert counts.forgotten == 0
+    assert (list(zip(zip(left, right, strict=True), seen, strict=True)), counts.forgotten) == (wanted, 0)
 
 
 def test_rare_pairs_are_forgotten_and_counted() -> None:
@@ -422,8 +419,7 @@ def test_rare_pairs_are_forgotten_and_counted() -> None:
     ids = np.array([1, 1, 1, 2, 2, 2, 3, 4, 5])
     counts.add(ids, ids)
     left, _, seen = (part.tolist() for part in counts.entries())
-    assert dict(zip(left, seen, strict=True)) == {1: 3, 2: 3}
-    assert counts.forgotten == 3
+    assert (dict(zip(left, seen, strict=True)), counts.forgotten) == ({1: 3, 2: 3}, 3)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2"])
@@ -435,12 +431,6 @@ def test_counts_are_of_the_ids_in_mid_text(name: str) -> None:
     assert ranking.counts.tolist() == [ids.count(token) for token in range(some.size)]
     assert (ranking.tokens, ranking.tokenizer) == (len(ids), tokenizer_digest(some.json))
     assert ranking.counts[some.id_of(some.begin)] == 0
-
-
-def test_a_corpus_without_tokens_has_no_ranking() -> None:
-    some = kind("gpt2")
-    with pytest.raises(ValueError, match="no tokens"):
-        count_frequencies(some.json, some.tokenization(Side.DRAFTER), [""])
 
 
 @given(st.integers(1, 9), st.sets(st.integers(0, 8), max_size=2), st.data())

@@ -81,8 +81,7 @@ CASES: list[tuple[AnswerForm, str, Parts]] = [
 
 @pytest.mark.parametrize(("form", "text", "wanted"), CASES)
 def test_the_parts_of_an_answer_however_it_comes(form: AnswerForm, text: str, wanted: Parts) -> None:
-    assert parts(form, text) == wanted
-    assert parts(form, *text) == wanted
+    assert (parts(form, text), parts(form, *text)) == (wanted, wanted)
 
 
 PIECES = st.sampled_from(
@@ -124,8 +123,7 @@ def test_the_format_and_the_reasoning_that_a_prompt_shows() -> None:
     templates = ("{{ '<tool_call>' }}", "[TOOL_CALLS]", "Environment: ipython", "{{ tools }}")
     assert [*map(format_of, templates)] == ["hermes", "mistral", "llama3_json", "json"]
     assert after(QWEN, "<|assistant|><think>\n") == Reasoning("<think>", "</think>", open=True)
-    assert after(R1, "<think>\n\n</think>\n\n") is None
-    assert after(QWEN, "<|assistant|>") is QWEN
+    assert (after(R1, "<think>\n\n</think>\n\n"), after(QWEN, "<|assistant|>")) == (None, QWEN)
 
 
 def accepted(grammar: Grammar | None, text: str) -> bool:
@@ -177,13 +175,8 @@ def test_of_tools_whose_schema_is_wrong_the_first_one_is_named_without_the_gramm
 def test_content_beside_calls() -> None:
     form, call = AnswerForm(HERMES), '<tool_call>\n{"name": "f", "arguments": {"city": "b"}}\n</tool_call>'
     free = form.grammar(FUNCTIONS, True)
-    for text, wanted in (
-        ("Hi", True),
-        (f"Hi {call} and {call}!", True),
-        ("Hi <tool_call>\n[", False),
-        (call[:-1], False),
-    ):
-        assert accepted(free, text) == wanted
+    texts = ("Hi", f"Hi {call} and {call}!", "Hi <tool_call>\n[", call[:-1])
+    assert [accepted(free, text) for text in texts] == [True, True, False, False]
     assert AnswerForm(MISTRAL).grammar(FUNCTIONS, True) is None
     for content, text in (
         (Grammar.json({"const": 1}), "1"),

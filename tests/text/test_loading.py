@@ -198,14 +198,11 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 @pytest.mark.parametrize("source", [CHATML, HEADERS, BLOCKS])
 def test_it_renders_as_transformers_does(source: str, messages: list[dict[str, str]], tmp_path: Path) -> None:
     llama2 = kind("llama2")
-    (tmp_path / "tokenizer.json").write_text(llama2.json, encoding="utf-8")
     settings = {**TOKENS, "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": source}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    reference = PreTrainedTokenizerFast.from_pretrained(_folder(tmp_path, llama2, tokenizer_config=settings))
     expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     template = load_tokenizer_json(str(tmp_path)).chat_template
-    assert template == ChatTemplate(source, tuple(sorted(TOKENS.items())))
-    assert template.render(messages) == expected
+    assert (template, template.render(messages)) == (ChatTemplate(source, tuple(sorted(TOKENS.items()))), expected)
     ids = reference.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
     assert list(llama2.tokenization().encode_prompt(expected, special=False)) == ids
 
@@ -231,10 +228,9 @@ def test_what_a_template_cannot_do_is_an_error(source: str, complaint: str) -> N
 
 
 def test_a_file_of_its_own_comes_first_and_of_several_the_default(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(kind("llama2").json, encoding="utf-8")
     several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "usual"}]
     eos = {"content": "</s>", "special": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several, "eos_token": eos}))
+    _folder(tmp_path, kind("llama2"), tokenizer_config={"chat_template": several, "eos_token": eos})
     assert load_tokenizer_json(str(tmp_path)).chat_template == ChatTemplate("usual", (("eos_token", "</s>"),))
     (tmp_path / "chat_template.jinja").write_text("file")
     assert load_tokenizer_json(str(tmp_path)).chat_template == ChatTemplate("file", (("eos_token", "</s>"),))

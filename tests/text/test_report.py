@@ -66,8 +66,7 @@ def test_what_two_kinds_share_is_counted() -> None:
     report = _compare("llama3", "llama2")
     target = set(kind("llama3").vocabulary().letters)
     drafter = set(kind("llama2").vocabulary(Side.DRAFTER).letters)
-    assert report.shared == len(target & drafter)
-    assert report.shared_of_target == report.shared / report.target_strings
+    assert (report.shared, report.shared_of_target) == (len(target & drafter), report.shared / report.target_strings)
     ours, theirs = set(written("llama3", Side.TARGET)), set(written("llama2", Side.DRAFTER))
     assert report.sample.shared_kinds == len(ours & theirs)
     assert report.sample.shared_of_target == len(ours & theirs) / len(ours)
@@ -131,8 +130,7 @@ def test_statistics_of_combinations() -> None:
     assert found.log10_of_mean == pytest.approx(2000 * log10(2) - log10(5))
     assert found.log10_of_deviation == pytest.approx(2000 * log10(2) + log10(0.4))  # √(1/5 − 1/25)
     json.dumps(asdict(found))
-    assert combinations_of([0]).tokens == 0
-    assert combinations_of([2, 2]).log10_of_deviation == 0
+    assert (combinations_of([0]).tokens, combinations_of([2, 2]).log10_of_deviation) == (0, 0)
     assert quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
 
 

@@ -97,15 +97,13 @@ def test_tokenizers_without_letters_are_refused(field: str, value: str) -> None:
 def _toy(side: Side, *letters: str, nameless: str = "<pad>") -> Vocabulary:
     """Tokens of these letters; an empty one is a control symbol without a role."""
     named = tuple(Letters(text) or side.control(token) for token, text in enumerate(letters))
-    return Vocabulary(
-        letters=named, nameless=tuple((token, nameless) for token, text in enumerate(letters) if not text)
-    )
+    without = tuple((token, nameless) for token, text in enumerate(letters) if not text)
+    return Vocabulary(letters=named, nameless=without)
 
 
 def test_shared_tokens_are_those_with_the_letters_of_a_target_token() -> None:
-    pair = Pair(
-        _toy(Side.TARGET, "a", "", "ab", "a", END_OF_SEQUENCE), _toy(Side.DRAFTER, "b", "ab", "a", "", END_OF_SEQUENCE)
-    )
+    target = _toy(Side.TARGET, "a", "", "ab", "a", END_OF_SEQUENCE)
+    pair = Pair(target, _toy(Side.DRAFTER, "b", "ab", "a", "", END_OF_SEQUENCE))
     assert not pair.same_vocabulary
     assert pair.shared_drafter_ids.tolist() == [1, 2, 4]
     assert [pair.target_id(token) for token in range(5)] == [None, 2, 0, None, 4]
@@ -135,9 +133,8 @@ def test_other_padding_rows_and_other_ends_leave_a_vocabulary_the_same(target: i
     """As of an instruct model and a base model, which ends with another of the same symbols."""
     gpt2 = kind("gpt2")
     text, turn = gpt2.id_of("<|endoftext|>"), gpt2.id_of("<|im_end|>")
-    chat = Vocabulary.build(
-        gpt2.json, gpt2.size + target, [(text, "END_OF_SEQUENCE"), (turn, "END_OF_TURN")], [text, turn], Side.TARGET
-    )
+    ends = [(text, "END_OF_SEQUENCE"), (turn, "END_OF_TURN")]
+    chat = Vocabulary.build(gpt2.json, gpt2.size + target, ends, [text, turn], Side.TARGET)
     base = Vocabulary.build(gpt2.json, gpt2.size + drafter, [(turn, "END_OF_SEQUENCE")], [turn], Side.DRAFTER)
     pair = Pair(chat, base)
     assert pair.same_vocabulary
