@@ -35,12 +35,8 @@ class Clock:
             assert time.monotonic() < late, "it has not come to pass"
             await asyncio.sleep(0)
 
-    async def run(self, task: "asyncio.Task[object]") -> float:
-        """Lets second after second pass until a task is done; returns how many."""
-        return await self.until(task.done)
-
     async def until(self, holds: Callable[[], bool]) -> float:
-        """The same until something holds."""
+        """Lets second after second pass until something holds; returns how many."""
         began, late = self.now, time.monotonic() + HANGS
         while not holds():
             assert time.monotonic() < late, "it has not come to pass"

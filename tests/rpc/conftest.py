@@ -18,6 +18,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
+async def service() -> linked.PuppetService:
+    return linked.PuppetService()
+
+
+@pytest.fixture
 def carried(transport: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Services of the test listen on this port, or nowhere."""
     monkeypatch.setattr(linked, "PORT", transport)

@@ -162,8 +162,7 @@ def test_every_row_comes_with_its_length_and_tail() -> None:
     lengths = (0, 1, LEADING - 1, LEADING, LEADING + 1, 40, 0)
     sent = [Row(np.arange(count), np.full(count, 2.0**-10), 1 - count * 2.0**-10) for count in lengths]
     got = travelled(*sent)
-    assert [len(row.ids) for row in got] == list(lengths)
-    assert [row.tail for row in got] == [row.tail for row in sent]
+    assert ([len(row.ids) for row in got], [row.tail for row in got]) == (list(lengths), [row.tail for row in sent])
 
 
 @pytest.mark.parametrize(
@@ -196,15 +195,8 @@ def test_options_of_a_later_version_are_refused():
 
 
 ROWS = codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])
-LOGGED = {
-    "ids": ROWS.ids,
-    "large": ROWS.large,
-    "small": ROWS.small,
-    "logged": [2],
-    "log_probabilities": [-1, -2],
-    "likely": [1],
-    "likely_log_probabilities": [-1],
-}
+LOGS = {"logged": [2], "log_probabilities": [-1, -2], "likely": [1], "likely_log_probabilities": [-1]}
+LOGGED = {"ids": ROWS.ids, "large": ROWS.large, "small": ROWS.small} | LOGS
 ONE = {"tokens": [1], "log_probabilities": [-1]}
 TOO_LIKELY = {**ONE, "likely": [1], "likely_log_probabilities": [0.5], "likely_counts": [1]}
 LIKELY = {"tokens": [1, 2], "log_probabilities": [-1, -1], "likely": [1, 2], "likely_log_probabilities": [-1, -1]}
@@ -508,15 +500,9 @@ def test_every_field_has_its_place() -> None:
     assert set(generation_pb2.Lane.DESCRIPTOR.fields_by_name) == lane
 
 
-TOKENS = st.builds(
-    Token,
-    COUNTS,
-    TEXTS,
-    st.binary(max_size=4),
-    st.sampled_from(Kind),
-    st.none() | st.floats(-99, 0),
-    st.lists(st.tuples(COUNTS, st.binary(max_size=4), st.floats(-99, 0)), max_size=3).map(tuple),
-)
+RAW, LOG = st.binary(max_size=4), st.floats(-99, 0)
+TOPS = st.lists(st.tuples(COUNTS, RAW, LOG), max_size=3).map(tuple)
+TOKENS = st.builds(Token, COUNTS, TEXTS, RAW, st.sampled_from(Kind), st.none() | LOG, TOPS)
 
 
 @given(st.builds(Committed, st.lists(TOKENS, min_size=1, max_size=3).map(tuple), st.floats(0, 1e6)))

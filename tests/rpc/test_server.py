@@ -238,11 +238,6 @@ def test_names_of_errors_are_as_many_as_their_classes() -> None:
 
 
 @pytest.fixture
-async def service() -> PuppetService:
-    return PuppetService()
-
-
-@pytest.fixture
 async def address(service: PuppetService, carried: None) -> AsyncIterator[str]:
     async with Server(TARGET, service, replace(UNLIMITED, port=linked.PORT)) as server:
         yield server.address
