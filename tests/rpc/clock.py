@@ -15,6 +15,13 @@ T = TypeVar("T")
 HANGS = 120.0  # seconds of the machine after which something never comes
 
 
+async def until(holds: Callable[[], object]) -> None:
+    """Returns once it holds, by what other tasks and threads do."""
+    async with asyncio.timeout(HANGS):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 class Clock:
     """Of the running loop, stopped. What waits for a time of the loop's waits for `move`."""
 

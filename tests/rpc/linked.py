@@ -331,7 +331,6 @@ class Direct:
         """The next reply, which leaves now; raises what the session failed with."""
         await self.news.until(lambda: self.waiting or self.error)
         if not self.waiting:
-            assert self.error is not None
             raise self.error
         reply = self.waiting.pop(0)
         self.session.left(reply)

@@ -337,8 +337,7 @@ async def test_a_frame_has_a_limit_below_that_of_a_message(service, side):
             code, text = await bad.ended()
             assert code is StatusCode.RESOURCE_EXHAUSTED
     else:
-        async with a_client() as (raw_target, client):
-            stream, heard, _ = await begun(raw_target, client, 1)
+        async with a_client(1) as (_, _, stream, heard, _):
             await stream.send_raw(large)
             (error,) = await all_lost(heard)
             assert isinstance(error, errors.TooLarge)
@@ -539,15 +538,14 @@ async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeyp
 
 
 @asynccontextmanager
-async def a_client(**patience: float) -> AsyncIterator[tuple[Any, TargetClient]]:
-    """A client of a service that does as it is told."""
+async def a_client(count: int, **patience: float) -> AsyncIterator[Any]:
+    """A service that does as it is told, its client, and so many open sessions: their link, listeners and ends."""
     async with raw_service() as (service, address), TargetClient(address, Patience(**patience)) as client:
         await client.describe()
-        yield service, client
+        yield service, client, *await begun(service, client, count)
 
 
 async def begun(service: Any, client: TargetClient, count: int) -> tuple[Any, list[Heard], list[Any]]:
-    """Sessions that are open: their link, listeners and ends."""
     heard = [Heard() for _ in range(count)]
     sessions = [client.begin(OPEN, one) for one in heard]
     stream, messages = None, 0
@@ -577,8 +575,7 @@ def done(number: int) -> PassDone:
 )
 @pytest.mark.wire
 async def test_what_a_service_does_wrong_in_one_session_loses_it_alone(raw, error, text):
-    async with a_client() as (service, client):
-        stream, (lost, kept), sessions = await begun(service, client, 2)
+    async with a_client(2) as (service, _, stream, (lost, kept), sessions):
         await stream.send_raw(raw)
         (got,) = await all_lost([lost])
         assert (type(got), re.search(text, str(got)) is not None) == (error, True), got
@@ -610,8 +607,7 @@ async def frames_of(service: Any, session: int) -> list[tuple[int, Any]]:
     ids=["another model", "a reply too early", "full", "shutting down"],
 )
 async def test_a_session_that_is_not_opened_is_lost_alone(reply, error, text):
-    async with a_client() as (service, client):
-        stream, (kept,), _ = await begun(service, client, 1)
+    async with a_client(1) as (service, client, stream, (kept,), _):
         lost = Heard()
         client.begin(OPEN, lost)
         await service.frame()
@@ -623,8 +619,7 @@ async def test_a_session_that_is_not_opened_is_lost_alone(reply, error, text):
 
 
 async def test_a_session_that_was_closed_hears_nothing_more():
-    async with a_client() as (service, client):
-        stream, (closed, kept), sessions = await begun(service, client, 2)
+    async with a_client(2) as (service, _, stream, (closed, kept), sessions):
         sessions[0].close()
         assert (await service.frame())[1] == [(1, EndSession())]
         sessions[0].close()
@@ -636,8 +631,7 @@ async def test_a_session_that_was_closed_hears_nothing_more():
 
 @pytest.mark.wire
 async def test_a_request_that_cannot_be_sent_loses_its_session_alone():
-    async with a_client() as (service, client):
-        stream, (first, kept, second), sessions = await begun(service, client, 3)
+    async with a_client(3) as (service, _, stream, (first, kept, second), sessions):
         sessions[0].send(replace(one_pass(1), wanted=()))
         sessions[1].send(one_pass(1))
         sessions[2].send(replace(one_pass(1), number=2**40))
@@ -661,8 +655,7 @@ SPOILED = {
 @pytest.mark.parametrize("raw", SPOILED.values(), ids=SPOILED)
 @pytest.mark.wire
 async def test_a_frame_of_a_service_that_means_nothing_loses_its_link_whose_sessions_begin_again(raw):
-    async with a_client() as (service, client):
-        stream, heard, _ = await begun(service, client, 3)
+    async with a_client(3) as (service, client, stream, heard, _):
         again: list[Heard] = []
 
         class Reopening(Heard):
@@ -689,8 +682,7 @@ async def test_a_frame_of_a_service_that_means_nothing_loses_its_link_whose_sess
     ("code", "error"), [(StatusCode.OK, errors.Closed), (StatusCode.UNAVAILABLE, errors.Unreachable)]
 )
 async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
-    async with a_client() as (service, client):
-        stream, heard, sessions = await begun(service, client, 2)
+    async with a_client(2) as (service, client, stream, heard, sessions):
         stream.end(code, "why")
         faults = await all_lost(heard)
         assert [type(one) for one in faults] == [error] * 2
@@ -700,8 +692,7 @@ async def test_a_link_that_the_service_ends_loses_its_sessions(code, error):
 
 
 async def test_a_session_without_its_reply_is_lost_alone_and_each_in_its_own_time(clock: Clock):
-    async with a_client(reply_seconds=20) as (service, client):
-        _, (idle, first, second), sessions = await begun(service, client, 3)
+    async with a_client(3, reply_seconds=20) as (_, client, _, (idle, first, second), sessions):
         again = Heard()
         first.lost = lambda error: (first.errors.append(error), client.begin(OPEN, again))  # type: ignore[method-assign,func-returns-value]
         sessions[1].send(one_pass(1))
@@ -719,8 +710,7 @@ async def test_a_session_without_its_reply_is_lost_alone_and_each_in_its_own_tim
 
 
 async def test_replies_in_time_keep_a_session_for_ever(clock: Clock):
-    async with a_client(reply_seconds=20) as (service, client):
-        stream, (heard,), (session,) = await begun(service, client, 1)
+    async with a_client(1, reply_seconds=20) as (service, _, stream, (heard,), (session,)):
         for number in range(1, 10):
             session.send(one_pass(number))
             await service.frame()
@@ -733,8 +723,7 @@ async def test_replies_in_time_keep_a_session_for_ever(clock: Clock):
 
 
 async def test_a_service_that_says_that_it_works_is_waited_for_and_lost_when_it_is_silent(clock: Clock):
-    async with a_client(reply_seconds=20) as (service, client):
-        stream, (heard,), (session,) = await begun(service, client, 1)
+    async with a_client(1, reply_seconds=20) as (_, _, stream, (heard,), (session,)):
         session.send(one_pass(1))
         for _ in range(9):
             since = session.ledger.since
@@ -950,8 +939,7 @@ async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link
 
 async def test_what_all_sessions_make_of_a_frame_leaves_as_one_frame(monkeypatch):
     monkeypatch.setattr(links, "TURN_SECONDS", float("inf"))
-    async with a_client() as (service, client):
-        stream, heard, sessions = await begun(service, client, 32)
+    async with a_client(32) as (service, _, stream, heard, sessions):
         for one, session in zip(heard, sessions, strict=True):  # what each sends depends on its reply
             told = lambda reply, session=session: session.send(one_pass(1 + reply.number))  # noqa: E731
             monkeypatch.setattr(one, "received", told)

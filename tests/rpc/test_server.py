@@ -32,6 +32,7 @@ from crossdraft.types.messages import Branch, Drafted, OpenDrafter, PassDone, Sa
 from crossdraft.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc import linked
 from tests.rpc.certificates import LOOPBACK, Cluster
+from tests.rpc.clock import until
 from tests.rpc.linked import AT_ONCE, DESCRIPTION, OPEN, SLOW, PuppetService, one_pass
 from tests.rpc.sessions import DrafterClient, TargetClient
 
@@ -326,8 +327,7 @@ async def test_a_loop_that_is_held_up_is_late() -> None:
     lag = LoopLag(registry, "front")
     lag.start()
     lag.start()
-    while b'event_loop_lag_seconds_count{role="front"} 0.0' in exposition(registry)[0]:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: b'event_loop_lag_seconds_count{role="front"} 0.0' not in exposition(registry)[0])
     lag.stop()
     lag.stop()
     assert b"crossdraft_event_loop_lag_seconds_sum" in exposition(registry)[0]
