@@ -22,12 +22,13 @@ from crossdraft.types.messages import FetchRow, NoiseKey, OpenDrafter, OpenTarge
 from crossdraft.types.request import GenerationRequest, Overlap
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLEM, Method
-from tests.tables import DrafterLane, ToyDrafter, ToyTarget, greedy_tokens, open_drafter, pair_of
+from tests.tables import DrafterLane, ToyDrafter, ToyTarget, greedy_tokens, pair_of
 
 LETTERS = ("a", "b", "ab")
 NEVER = 10**9
 # Enumerations make a session for each of their branches, and to check these again takes a fifth of its time.
-OPEN_TARGET = OpenTarget((0, 1), SamplingOptions(), NoiseKey(1))
+SAMPLING = SamplingOptions()
+OPEN_TARGET = OpenTarget((0, 1), SAMPLING, NoiseKey(1))
 REQUEST = GenerationRequest((0, 1), max_tokens=12, num_speculative_tokens=3, overlap=Overlap.OFF)
 ASKED = {one.name for one in fields(GenerationRequest)}
 
@@ -36,6 +37,7 @@ def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object)
     """A session in lock-step rounds of three over toy vocabularies; without a drafter if no token could be drafted."""
     pair = changes.get("pair") or pair_of(LETTERS, ("a", "b", "ba"))
     allowed = pair.shared_drafter_ids if method.shared_only else None
+    usable = allowed is None or len(allowed)
     request = changes.pop("request", REQUEST)
     asked = {name: changes.pop(name) for name in ASKED & changes.keys()}
     made: dict[str, object] = {
@@ -44,7 +46,7 @@ def assignment(method: Method = SLEM, *, drafts: bool = True, **changes: object)
         "chooser": changes.get("chooser") or RandomChooser(np.random.default_rng(1)),
         "encode": greedy_tokens(pair.target),
         "open_target": OPEN_TARGET,
-        "open_drafter": open_drafter(NOTHING, allowed) if drafts and (allowed is None or len(allowed)) else None,
+        "open_drafter": OpenDrafter(NOTHING, SAMPLING, None, 64, allowed) if drafts and usable else None,
         "controller": lock_step(3),
         "request": checked(request, tuple(asked.items())),
         "context": 100,
@@ -190,10 +192,10 @@ class MemoryDrafter(Service):
             yield self._lane.reply()
 
 
-def services_of(target: Any, drafter: Any = None) -> Services:
-    """One of each role, or no drafter."""
-    services = Services(Roster("target"), Roster("drafter"))
-    services.targets.add("target", target)
-    if drafter is not None:
-        services.drafters.add("drafter", drafter)
-    return services
+def services_of(*services: MemoryTarget | MemoryDrafter) -> Services:
+    """Each at an address of its own, such as target0."""
+    found = Services(Roster("target"), Roster("drafter"))
+    for one in services:
+        role, roster = ("target", found.targets) if isinstance(one, MemoryTarget) else ("drafter", found.drafters)
+        roster.add(f"{role}{len(roster)}", one)
+    return found

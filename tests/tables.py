@@ -223,14 +223,6 @@ def autoregressive_distribution(target: ToyTarget, stops: frozenset[int], length
     return finished | open_paths
 
 
-SAMPLING = messages.SamplingOptions()
-
-
-def open_drafter(prompt: Letters, allowed: Ids | None) -> messages.OpenDrafter:
-    """The opening of a toy drafter."""
-    return messages.OpenDrafter(prompt, SAMPLING, None, 64, allowed)
-
-
 @dataclass
 class TargetLane:
     """A toy target's session: requests are answered in order, a run token by token."""
@@ -277,14 +269,6 @@ class TargetLane:
 
 
 @dataclass
-class Prepared:
-    """A branch as its drafter keeps it."""
-
-    text: Letters  # what it goes on from, since the start of the output
-    draft_tokens: list[DraftToken]
-
-
-@dataclass
 class DrafterLane:
     """A toy drafter's session, which streams: a chunk of draft tokens a reply, each drawn when it is sent."""
 
@@ -295,7 +279,8 @@ class DrafterLane:
     wanted: int = 0
     sent: int = 0
     scores: list[messages.Score] = field(default_factory=list)
-    prepared: dict[int, Prepared] = field(default_factory=dict)  # the latest epoch's branches
+    # The latest epoch's branches: what each goes on from, since the start of the output, and its draft tokens.
+    prepared: dict[int, tuple[Letters, list[DraftToken]]] = field(default_factory=dict)
     branches: int = 0  # of all epochs
     again: list[DraftToken] = field(default_factory=list)  # of an adopted branch, with rows
 
@@ -322,12 +307,11 @@ class DrafterLane:
         self.draft, self.wanted, self.sent, self.scores, self.again = draft, draft.count, 0, [], []
         prepared, self.prepared = self.prepared, {}
         if draft.adopt:
-            branch = prepared[draft.adopt]
-            assert branch.text == self.toy.text, "a branch goes on from another text"
-            self.again = list(branch.draft_tokens) if self.rows else []
-            self.sent = 0 if self.rows else len(branch.draft_tokens)
+            text, ahead = prepared[draft.adopt]
+            assert text == self.toy.text, "a branch goes on from another text"
+            self.again, self.sent = (list(ahead), 0) if self.rows else ([], len(ahead))
             if not self.rows:
-                self.toy.text = Letters(self.toy.text + "".join(map(self.toy.spelled, branch.draft_tokens)))
+                self.toy.text = Letters(self.toy.text + "".join(map(self.toy.spelled, ahead)))
 
     @property
     def owes(self) -> bool:
@@ -389,7 +373,7 @@ class DrafterLane:
             text = toy.text = Letters(before + letters)
             ahead = [toy.propose() for _ in range(depth)]
             self.branches += 1
-            self.prepared[self.branches] = Prepared(text, ahead)
+            self.prepared[self.branches] = text, ahead
             found.append(messages.Branch(self.branches, len(before), letters, tuple(one.token for one in ahead)))
         return found
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from crossdraft.client.driver import Driver
-from crossdraft.client.roster import Roster, Services
+from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
 from crossdraft.session.events import (
     Close,
@@ -83,13 +83,6 @@ def drafter_open(lane: int = 2) -> Open:
     return Open(lane, GIVEN.open_drafter)
 
 
-def several(**targets: MemoryTarget) -> Services:
-    services = Services(Roster("target"), Roster("drafter"))
-    for address, target in targets.items():
-        services.targets.add(address, target)
-    return services
-
-
 async def test_events_carry_the_time_of_their_arrival() -> None:
     session = Scripted([target_open()], (Ready(1), [Send(1, PASS)]), (Replied, [DONE]))
     before = time.monotonic()
@@ -104,7 +97,7 @@ async def test_a_lane_that_is_not_read_does_not_delay_another() -> None:
     stuck, other = MemoryTarget(silent=True), MemoryTarget()
     both = [target_open(1), target_open(2)]
     session = Scripted(both, (Ready(1), [Send(1, PASS)] * 100), (Ready(2), [Send(2, PASS)]), (Replied, [DONE]))
-    await run(session, several(first=stuck, second=other))
+    await run(session, services_of(stuck, other))
     assert session.events[-1].lane == 2  # type: ignore[union-attr]
     assert (stuck.closed, other.closed) == (1, 1)
 
@@ -121,22 +114,21 @@ async def test_a_session_that_ends_is_lost() -> None:
     target = MemoryTarget(error=ended, fails_at=1)
     session = Scripted([target_open()], (Ready, [Send(1, PASS)]), (Lost, [DONE]))
     await run(session, services_of(target))
-    assert session.events[-1] == Lost(1, ended, True)
-    assert target.closed == 1
+    assert (session.events[-1], target.closed) == (Lost(1, ended, True), 1)
 
 
 async def test_the_next_lane_opens_at_an_address_that_did_not_fail() -> None:
     bad, good = MemoryTarget(refuses=Unreachable("down")), MemoryTarget()
     session = Scripted([target_open(1)], (Lost, [target_open(2)]), (Ready(2), [DONE]))
-    await run(session, several(bad=bad, good=good))
+    await run(session, services_of(bad, good))
     assert len(good.opened) == 1
 
 
 async def test_lanes_of_one_generation_open_at_different_addresses() -> None:
-    targets = {name: MemoryTarget() for name in "abc"}
+    targets = [MemoryTarget() for _ in range(3)]
     session = Scripted([target_open(lane) for lane in (1, 2, 3)], ((Ready, 3), [DONE]))
-    await run(session, several(**targets))
-    assert [len(target.opened) for target in targets.values()] == [1, 1, 1]
+    await run(session, services_of(*targets))
+    assert [len(target.opened) for target in targets] == [1, 1, 1]
 
 
 async def test_a_service_that_was_blamed_is_not_used_again_by_this_generation() -> None:
@@ -156,8 +148,7 @@ async def test_without_any_address_a_lane_is_lost_but_one_may_come() -> None:
     session = Scripted([drafter_open(1)], (Lost, [DONE]))
     await run(session, services_of(MemoryTarget()))
     (lost,) = session.events
-    assert lost.elsewhere
-    assert str(lost.error) == "there is no drafter"
+    assert (lost.elsewhere, str(lost.error)) == (True, "there is no drafter")
 
 
 async def test_an_answer_that_nobody_asked_for_costs_the_service_its_lane_and_its_place() -> None:
@@ -165,8 +156,7 @@ async def test_an_answer_that_nobody_asked_for_costs_the_service_its_lane_and_it
     session = Scripted([target_open(1)], ((Lost, 1), [target_open(2)]), ((Lost, 2), [DONE]), illegal=PassDone)
     await run(session, services_of(target))
     losses = [event for event in session.events if isinstance(event, Lost)]
-    assert [lost.elsewhere for lost in losses] == [True, False]
-    assert all(isinstance(lost.error, Internal) for lost in losses)
+    assert [(lost.elsewhere, type(lost.error)) for lost in losses] == [(True, Internal), (False, Internal)]
     assert str(losses[-1].error) == "the target broke the protocol: not asked for"
     assert target.closed == 1
 
@@ -206,5 +196,4 @@ async def test_cancelling_closes_everything_at_once(state: str) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert target.closed == len(target.opened)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert (target.closed, asyncio.all_tasks()) == (len(target.opened), {asyncio.current_task()})

@@ -15,18 +15,17 @@ from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import SLEM, SLRS, TLI, Method
 from tests.ports import assignment, toys
 from tests.tables import DrafterLane, ToyTarget
-from tests.verification.toys import InTurn, Turns
+from tests.verification.toys import Turns
 
 T = TypeVar("T")
+Begun = tuple[Session, Turns, list[events.Command]]
 TARGET, DRAFTER = 1, 2  # lanes, as they are opened first
 WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 
-def begun(
-    *choices: Choice, method: Method = SLEM, waits: bool = False, unwanted: int = 0, **changes: object
-) -> tuple[Session, Turns, list[events.Command]]:
+def begun(*choices: Choice, method: Method = SLEM, waits: bool = False, unwanted: int = 0, **changes: object) -> Begun:
     """A session that has begun and makes these choices in turn, its controller, and its first commands."""
-    controller = InTurn(choices, waits_for_drafter=waits, unwanted=unwanted).fresh()
+    controller = Turns(choices, waits, unwanted)
     session = Session(assignment(method, controller=controller, **changes))
     return session, controller, session.start(0.0)
 
@@ -36,6 +35,13 @@ def started() -> Session:
     session = Session(assignment())
     session.start(0.0)
     return session
+
+
+def under_way(*choices: Choice, method: Method = SLEM, **changes: object) -> Begun:
+    """The same as `begun` where both services are there, with what follows the second."""
+    session, controller, _ = begun(*choices, method=method, waits=True, **changes)
+    assert session.handle(events.Ready(TARGET), 0.0) == []
+    return session, controller, session.handle(events.Ready(DRAFTER), 0.0)
 
 
 def opened(session: Session) -> list[events.Command]:
@@ -95,6 +101,12 @@ def only(kind: type[T], out: Iterable[object]) -> T:
 
 def timers(out: Iterable[object]) -> list[events.Timer]:
     return [command.timer for command in out if isinstance(command, events.SetTimer)]
+
+
+def timer_of(out: Iterable[object], timer: events.Timer) -> events.SetTimer:
+    """The one command that sets this timer."""
+    (found,) = (command for command in out if isinstance(command, events.SetTimer) and command.timer is timer)
+    return found
 
 
 def emitted(out: Iterable[object]) -> list[events.Emitted]:

@@ -189,8 +189,7 @@ def test_a_moment_at_which_a_session_is_lost(method: Method, exact: bool) -> Non
 def test_an_output_that_had_ended_ends_at_once(changes: dict[str, object], reason: Reason) -> None:
     session = Session(assignment(committed=(2, 1, 0), **changes))
     (finished,) = session.start(0.0)
-    assert isinstance(finished, Finished)
-    assert (finished.reason, finished.counts.tokens) == (reason, 0)
+    assert (type(finished), finished.reason, finished.counts.tokens) == (Finished, reason, 0)
 
 
 def test_what_cannot_have_been_committed_is_said() -> None:

@@ -203,8 +203,7 @@ def test_an_audit_keys_the_draws_and_asks_for_rows() -> None:
         assert (plain.open_drafter.noise is not None) == method.keyed
         assert plain.open_drafter.row_width == (7 if method.drafter_rows else 0)
         assert not plain.open_drafter.audited
-        assert audited.open_drafter.row_width == 7
-        assert audited.audit.key == audited.open_drafter.noise
+        assert (audited.open_drafter.row_width, audited.audit.key) == (7, audited.open_drafter.noise)
         assert audited.open_drafter.audited == audited.audit.each_epoch == (not method.keyed)
         # Shared with the target only where the method wants it so.
         assert (audited.open_drafter.noise == audited.open_target.noise) == method.keyed
@@ -302,8 +301,7 @@ def test_sampling_options_of_wrong_types_are_refused_at_once(settings: dict[str,
 def test_lists_of_sampling_options_may_be_lists() -> None:
     given: dict[str, Any] = {"allowed_token_ids": [7], "logit_bias": [[3, 1]], "bad_word_ids": [[4, np.int64(5)]]}
     same = SamplingOptions(allowed_token_ids=(7,), logit_bias=((3, 1),), bad_word_ids=((4, 5),))
-    assert SamplingOptions(**given) == same
-    assert hash(SamplingOptions(**given)) == hash(same)
+    assert (SamplingOptions(**given), hash(SamplingOptions(**given))) == (same, hash(same))
 
 
 @pytest.mark.parametrize(
@@ -374,8 +372,7 @@ def test_two_targets_are_held_only_for_speculation() -> None:
 def test_the_same_secrets_give_the_same_session() -> None:
     request, drawn = GenerationRequest("x", method="coupled", audit=True), Secrets.drawn()
     one, other = (resolve(request, models(), drawn) for _ in range(2))
-    assert one.open_target == other.open_target
-    assert one.audit.key == other.audit.key
+    assert (one.open_target, one.audit.key) == (other.open_target, other.audit.key)
     weights = np.full(1000, 1e-3)
     assert one.chooser.categorical(weights) == other.chooser.categorical(weights)
     assert Secrets.drawn() != drawn
@@ -511,8 +508,7 @@ def test_the_drafter_gets_the_letters_of_the_ids_without_what_begins_every_promp
     about = described(name)
     ids = of(about).encode_prompt(text)
     made = prompts(ids, about)
-    assert made.target == ids
-    assert made.drafter == from_bytes(text.encode())
+    assert (made.target, made.drafter) == (ids, from_bytes(text.encode()))
 
 
 def test_ids_that_are_no_text_are_letters_all_the_same() -> None:

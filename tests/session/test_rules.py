@@ -5,10 +5,11 @@ end comes.
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from tests.conftest import FULL
 from tests.ports import LETTERS, assignment, toys
 from tests.session import sessions
 from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
-from tests.verification.toys import InTurn, drafter_of, row_of
+from tests.verification.toys import Turns, drafter_of, row_of
 
 MOST_STEPS = 2000
 NAN = Row(np.array([0, 1]), np.array([np.nan, np.nan]))
@@ -103,7 +104,7 @@ class Interleaving:
         if stage.opening:
             stage.open(next(iter(stage.opening)))
         elif owing:
-            self._reply(owing[self._next() % len(owing)])
+            self._reply(self._pick(owing))
         else:
             stage.expire(min(stage.timers, key=lambda timer: stage.timers[timer].seconds))
 
@@ -112,12 +113,11 @@ class Interleaving:
         acts = (*often, self._lie, self._strange, self._lose, self._lose_rarely, self._cancel)
         acts[number % len(acts)]()
 
-    def _pick(self, things: list[events.Lane]) -> events.Lane | None:
+    def _pick(self, things: Sequence[Any]) -> Any:
         return things[self._next() % len(things)] if things else None
 
     def _say(self) -> None:
-        lane = self._pick(self.stage.owing)
-        if lane is not None:
+        if lane := self._pick(self.stage.owing):
             self._reply(lane)
 
     def _reply(self, lane: events.Lane) -> None:
@@ -127,16 +127,12 @@ class Interleaving:
         stage.tell(events.Replied(lane, reply))
 
     def _open(self) -> None:
-        lane = self._pick(list(self.stage.opening))
-        if lane is not None:
+        if lane := self._pick([*self.stage.opening]):
             self.stage.open(lane)
 
     def _expire(self) -> None:
-        timers = list(self.stage.timers)
-        if not timers:
-            return
-        timer = timers[self._next() % len(timers)]
-        if timer is not events.Timer.TARGET or self._next() % 32 == 31:  # that may end the session
+        timer = self._pick([*self.stage.timers])
+        if timer and (timer is not events.Timer.TARGET or self._next() % 32 == 31):  # that may end the session
             self.stage.expire(timer)
 
     def _old_timer(self) -> None:
@@ -152,12 +148,11 @@ class Interleaving:
     def _lie(self) -> None:
         stage = self.stage
         lane = self._pick([lane for lane in stage.owing if lane in stage.drafters])
-        if lane is None:
+        if not lane:
             return
         said = stage.drafters[lane].reply()
         if isinstance(said, Drafted):
-            told = list(lies(said, self._size))
-            self._perhaps(events.Replied(lane, told[self._next() % len(told)]))
+            self._perhaps(events.Replied(lane, self._pick([*lies(said, self._size)])))
             if lane in stage.drafters:  # what it should have said never comes: it is taken for lost
                 stage.lose(lane)
         else:
@@ -173,7 +168,7 @@ class Interleaving:
             Drafted(0, (), 0.0),
             Scored(10**6, np.array([0.5]), 0.0),
         )
-        reply = replies[self._next() % len(replies)]
+        reply = self._pick(replies)
         for lane in (*self.stage.targets, *self.stage.drafters, 10**6):
             self._perhaps(events.Replied(lane, reply))
         for lane in (*self.stage.targets, *self.stage.drafters):
@@ -186,7 +181,7 @@ class Interleaving:
         self._lose_one(*self.stage.targets)
 
     def _lose_one(self, *lanes: events.Lane) -> None:
-        if (lane := self._pick([*lanes])) is not None:
+        if lane := self._pick(lanes):
             self.stage.lose(lane)
 
     def _cancel(self) -> None:
@@ -240,7 +235,7 @@ def life(
         method,
         pair=PAIR,
         chooser=chooser,
-        controller=InTurn(tuple(choices), waits_for_drafter=not choices[0].overlap, unwanted=seed % 3).fresh(),
+        controller=Turns(tuple(choices), not choices[0].overlap, unwanted=seed % 3),
         max_tokens=LENGTH,
         targets=targets,
     )
@@ -397,7 +392,6 @@ def test_lanes_go_through_their_states_as_the_table_says_and_use_all_of_it() -> 
         rounds = [Choice(3, 3, overlap=False)] if method.whole_draft else choices
         lived = life(method, rounds, numbers, 1 + seed % 2, 1.0, seed)
         lived.run(mute=False)
-        assert isinstance(lived.stage.session, sessions.Followed)
         used |= lived.stage.session.used
     every = {(state, kind) for state, kinds in TRANSITIONS.items() for kind in kinds}
     assert every - used == {(TargetState.IDLE, ScorePrompt), (TargetState.SCORING, PromptScored)}

@@ -27,7 +27,7 @@ from tests.clock import GONE, Stage, run_session
 from tests.ports import LETTERS, assignment, toys
 from tests.session import sessions
 from tests.tables import DrafterLane, pair_of
-from tests.verification.toys import InTurn, Turns
+from tests.verification.toys import Turns
 
 OTHER = sessions.TARGET + 1  # the second lane where no drafter is wanted
 PAIR = pair_of(("a", "b", "ab", "abc"), ("a", "b", "bc"))
@@ -38,8 +38,7 @@ def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
     session = sessions.fetching()
     fetched = messages.RowFetched(1, 0, Row(np.array([0, 1, 2]), np.array([0.0, 0.5, 0.5])))
     out = session.handle(events.Replied(sessions.TARGET, fetched), 1.0)
-    assert session.counts.rows_completed == 1
-    assert out[0].kind is Kind.CORRECTED
+    assert (session.counts.rows_completed, out[0].kind) == (1, Kind.CORRECTED)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +49,9 @@ def test_without_its_drafter_the_session_decodes_plainly(lost: events.Event) -> 
     out = session.handle(lost, 31.0)
     sent = sessions.only(messages.Pass, out)
     assert len(sent.tree) == 0
-    assert session.counts.drafter_lost
-    assert session.counts.drafters_lost == 1
+    assert (session.counts.drafter_lost != "", session.counts.drafters_lost) == (True, 1)
     assert isinstance(lost, events.Lost) or out[0] == events.Close(sessions.DRAFTER, "no answer within 30 s")
-    again = [command.lane for command in out if isinstance(command, events.Open)]
-    assert again == [sessions.DRAFTER + 1]
+    assert [command.lane for command in out if isinstance(command, events.Open)] == [sessions.DRAFTER + 1]
     assert len(sessions.emitted(sessions.played(session, out, toys()[0]))) == 12
     assert session.handle(events.Replied(sessions.DRAFTER, messages.Drafted(1, (), 0.0)), 33.0) == []
 
@@ -63,8 +60,7 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     session = sessions.started()
     session.handle(events.Ready(sessions.TARGET), 0.0)
     assert isinstance(sessions.requests(session.handle(events.Lost(sessions.DRAFTER, GONE), 1.0))[0], messages.Pass)
-    assert session.counts.drafter_lost == f"no drafter: {GONE}"
-    assert session.counts.drafters_lost == 0
+    assert (session.counts.drafter_lost, session.counts.drafters_lost) == (f"no drafter: {GONE}", 0)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +93,7 @@ def test_an_output_for_which_nothing_was_drafted_says_why_in_every_mode(controll
 def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> None:
     session, _ = sessions.passing()
     finish = sessions.end(session.handle(events.Lost(sessions.TARGET, GONE, elsewhere=False), 1.0))
-    assert finish.reason is events.Reason.FAILED
-    assert finish.error is GONE
+    assert (finish.reason, finish.error) == (events.Reason.FAILED, GONE)
 
 
 def test_without_any_target_for_too_long_the_session_fails() -> None:
@@ -107,17 +102,14 @@ def test_without_any_target_for_too_long_the_session_fails() -> None:
     assert isinstance(opened_again, events.Open)
     assert session.handle(events.Expired(events.Timer.TARGET, timer.number - 1), 3.0) == []  # of the opening, long ago
     finish = sessions.end(session.handle(events.Expired(events.Timer.TARGET, timer.number), 32.0))
-    assert finish.reason is events.Reason.FAILED
-    assert finish.error is GONE
+    assert (finish.reason, finish.error) == (events.Reason.FAILED, GONE)
     finish = sessions.end(sessions.started().handle(events.Expired(events.Timer.TARGET, 1), 30.0))
-    assert finish.reason is events.Reason.FAILED
-    assert isinstance(finish.error, TimeoutError)
+    assert (finish.reason, type(finish.error)) == (events.Reason.FAILED, TimeoutError)
 
 
 def test_the_context_bounds_output_and_trees() -> None:
     stage = run_session(Session(assignment(max_tokens=50, context=20)), *toys())
-    assert len(stage.emitted) == 18
-    assert stage.finished.reason is events.Reason.LENGTH
+    assert (len(stage.emitted), stage.finished.reason) == (18, events.Reason.LENGTH)
     committed = 2
     for request in (one for one in stage.requests if isinstance(one, messages.Pass)):
         committed += len(request.committed)
@@ -142,9 +134,8 @@ def test_a_drafter_that_stood_aside_is_told_the_text_from_where_it_is() -> None:
             stage.tell(events.Replied(lane, messages.Drafted(draft.epoch, (), 0.0, "it stands aside")))
         else:
             stage.reply(lane)
+    assert (session.counts.stood_aside, len(stage.emitted)) == (drafts, 12)
     assert drafts > 2
-    assert session.counts.stood_aside == drafts
-    assert len(stage.emitted) == 12
     *reasons, (last, _) = ((decision.choice.reason, decision.epochs) for decision in session.decisions)
     assert reasons == [("the drafter cannot go on with this text: it stands aside", drafts)]
     assert last == "one token is left"
@@ -303,30 +294,26 @@ def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
     """It is chosen once, and forgotten if there is no drafter any more."""
     session, *_ = sessions.begun(replace(PLAIN, run=4), Choice(3, 3, overlap=False), waits=True, max_tokens=50)
     session.handle(events.Ready(sessions.TARGET), 0.0)
-    sent = sessions.only(messages.Pass, session.handle(events.Ready(sessions.DRAFTER), 0.0))
-    assert sent.run == 4
+    assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.DRAFTER), 0.0)).run == 4
     assert sessions.requests(session.handle(sessions.told(1, 0), 1.0)) == []
     assert sessions.requests(session.handle(sessions.told(1, first=2), 2.0)) == []
     if lost:
         session.handle(events.Lost(sessions.DRAFTER, GONE), 2.0)
     (following,) = sessions.requests(session.handle(sessions.told(0, first=3, more=False), 3.0))
-    if lost:
-        assert isinstance(following, messages.Pass)
-    else:
-        assert following.count == 3
+    assert isinstance(following, messages.Pass if lost else messages.Draft)
+    assert lost or following.count == 3
 
 
 def test_what_the_controller_is_told_of_a_run() -> None:
     """Not of the first forward, which reads the prompt; then of the time since the answer before."""
-    controller = Turns(InTurn((PLAIN,)))
+    controller = Turns((PLAIN,))
     session, _ = sessions.alone(controller=controller)
     session.handle(sessions.told(1), 5.0)
     session.handle(sessions.told(0, 2, first=1), 7.0)
     done = messages.PassDone(1, (messages.Sample(1, 0.0),), 0.5, 0.25, True, shared=3, fed=9, first=3)
     session.handle(events.Replied(sessions.TARGET, done), 8.0)
-    seen = [one for one in controller.seen if isinstance(one, PassSeen)]
-    assert [one.forwards for one in seen] == [2, 1]
-    assert (seen[1].seconds, seen[1].sessions, seen[1].fed) == (0.5, 3, 9)
+    seen = [(one.forwards, one.seconds, one.sessions, one.fed) for one in controller.seen if isinstance(one, PassSeen)]
+    assert ([one[0] for one in seen], seen[1]) == ([2, 1], (1, 0.5, 3, 9))
 
 
 def test_a_run_goes_on_when_half_of_it_is_drawn() -> None:
@@ -358,8 +345,7 @@ def test_it_asks_for_the_draft_that_the_walk_is_at() -> None:
     assert score == messages.Score(epoch=1, offset=0, strings=("b",), tokens=2)
     first = sessions.emitted(session.handle(scored(1, 0.25), 1.0))[0]
     assert (first.token, first.kind) == (1, Kind.ACCEPTED)  # p = 0.5 is above ψ
-    assert session.counts.drafter_seconds == 0.5
-    assert session.counts.scores == 1
+    assert (session.counts.drafter_seconds, session.counts.scores) == (0.5, 1)
 
 
 FAULTS: list[tuple[events.Event, str]] = [
@@ -377,8 +363,7 @@ def test_without_its_drafter_the_epoch_ends_and_it_decodes_plainly(event: events
     session, _ = sessions.scoring()
     out = sessions.played(session, session.handle(event, 31.0), toys(SLRS)[0])
     assert reason in sessions.end(out).counts.drafter_lost
-    assert len(sessions.emitted(out)) == 12
-    assert {command.kind for command in sessions.emitted(out)} == {Kind.BONUS}
+    assert [command.kind for command in sessions.emitted(out)] == [Kind.BONUS] * 12
     assert {command.epoch for command in sessions.emitted(out)}.isdisjoint({1})
 
 
@@ -424,8 +409,7 @@ def test_each_place_has_its_own_share() -> None:
     found, none = (Statistics(**facts, **vars(one)) for one in (counts, Counts()))
     assert (none.acceptance_at, none.accepted_length) == ((), 0.0)
     assert (found.drafted_at, found.judged_at, found.accepted_at) == ((4, 4, 3), (4, 2, 1), (3, 1, 1))
-    assert found.acceptance_at == (0.75, 0.5, 1.0)
-    assert found.accepted_length == pytest.approx(5 / 4)
+    assert (found.acceptance_at, found.accepted_length) == ((0.75, 0.5, 1.0), pytest.approx(5 / 4))
 
 
 def test_a_lock_step_round_is_few_calls() -> None:

@@ -51,12 +51,13 @@ from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import TokenTree
 from crossdraft.verification.chooser import RandomChooser
-from crossdraft.verification.methods import SLEM, TLI
+from crossdraft.verification.methods import TLI
 from crossdraft.verification.walk import Ground, NeedRow
 from tests.clock import GONE
-from tests.session.sessions import DRAFTER, TARGET, assignment, begun, emitted, only, opened, requests, timers
+from tests.ports import assignment
+from tests.session.sessions import DRAFTER, TARGET, begun, emitted, only, requests, timer_of, timers, under_way
 from tests.tables import pair_of
-from tests.verification.toys import InTurn, Turns, row_of
+from tests.verification.toys import Turns, row_of
 
 ONES = Row.certain(1)
 ZEROS = Row.certain(0)
@@ -114,10 +115,9 @@ def test_a_target_that_is_free_looks_ahead_of_the_one_that_is_not() -> None:
     assert session.counts.speculated == 1
     (late,) = requests(session.handle(Replied(3, drafted(2)), 4.0))  # both are busy
     assert late.node == 2
-    first = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
-    assert len(emitted(first)) == 2  # the row of the third is on its way
-    second = session.handle(Replied(2, PassDone(1, (ONES,), 0.5)), 6.0)
-    assert len(emitted(second)) == 1
+    replies = (TARGET, PassDone(1, (ONES, ONES), 0.5)), (2, PassDone(1, (ONES,), 0.5))
+    came = [emitted(session.handle(Replied(*reply), 5.0)) for reply in replies]
+    assert list(map(len, came)) == [2, 1]  # after the first the row of the third is on its way
 
 
 def test_it_waits_for_as_many_more_draft_tokens_as_any_pass() -> None:
@@ -150,8 +150,7 @@ def test_a_lost_target_takes_its_pass_along() -> None:
     session, _, sent = passing(Choice(2, 1), targets=2)
     out: list[Command] = session.handle(Lost(TARGET, GONE), 3.0)
     again = [one for one in requests(out) if isinstance(one, Pass)]
-    assert len(again) == 1
-    assert again[0].tree == sent.tree
+    assert [one.tree for one in again] == [sent.tree]
     assert [one.after for one in out if isinstance(one, Open)] == [0.0]
     assert session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.0)), 4.0) == []
     waits = []
@@ -202,10 +201,8 @@ def test_of_a_row_only_the_head_and_what_is_needed_is_used(listed: list[int], ne
 def test_a_whole_row_is_cut_to_what_is_needed() -> None:
     row = Row(np.arange(4), np.array([0.1, 0.4, 0.3, 0.2]))
     answer = held(row, None, 1).answer(NeedRow(False, np.array([0])))
-    assert answer.ids.tolist() == [0, 1]
-    assert answer.tail == pytest.approx(0.5)
-    whole = held(row, None, 1).answer(NeedRow(whole=True))
-    assert whole is row
+    assert (answer.ids.tolist(), answer.tail) == ([0, 1], pytest.approx(0.5))
+    assert held(row, None, 1).answer(NeedRow(whole=True)) is row
 
 
 def after(number: int, root: int, *paths: tuple[int, ...]) -> Flight:
@@ -281,7 +278,7 @@ def test_what_a_controller_is_told() -> None:
 def test_settled_tokens_are_told_apart_and_what_is_compared_with_them_too() -> None:
     session, controller, _ = passing(Choice(3, 1, patience=3.0))
     out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)  # accepted, and a row to go on with
-    (stall,) = (command for command in out if isinstance(command, SetTimer) and command.timer is Timer.STALL)
+    stall = timer_of(out, Timer.STALL)
     session.handle(Expired(Timer.STALL, stall.number), 8.0)  # the target's own
     session.handle(Replied(DRAFTER, drafted(1)), 9.0)  # the same
     judged = [seen for seen in controller.seen if isinstance(seen, Judged)]
@@ -350,8 +347,7 @@ def test_an_epoch_keeps_no_rows_of_what_the_output_has_passed() -> None:
 def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
     """After a stall nothing is waited for until the drafter speaks."""
     session, _, _ = passing(Choice(3, 1, patience=3.0))
-    out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0)
-    (stall,) = (command for command in out if isinstance(command, SetTimer) and command.timer is Timer.STALL)
+    stall = timer_of(session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 5.0), Timer.STALL)
     out = session.handle(Expired(Timer.STALL, stall.number), 8.0)
     assert Timer.STALL not in timers(out)
     session.handle(Replied(DRAFTER, drafted(1)), 9.0)
@@ -360,9 +356,8 @@ def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
 
 
 def test_epochs_that_a_drafter_never_answers_put_off_no_deadline() -> None:
-    controller = InTurn((Choice(2, patience=0.0),), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, controller=controller, max_tokens=9))
-    (timer,) = (one for one in opened(session) if isinstance(one, SetTimer) and one.timer is Timer.DRAFTER)
+    session, _, out = under_way(Choice(2, patience=0.0), method=TLI, max_tokens=9)
+    timer = timer_of(out, Timer.DRAFTER)
     for number in range(1, 5):
         session.handle(Replied(TARGET, PassDone(number, (ONES,), 0.5)), 5.0 + number)
     assert session.counts.epochs > 1
@@ -372,9 +367,8 @@ def test_epochs_that_a_drafter_never_answers_put_off_no_deadline() -> None:
 
 def test_a_drafter_is_told_when_its_draft_is_of_no_use_any_more() -> None:
     """And not if it owes nothing; the silence of one that was asked again goes on, its rest does not count."""
-    controller = InTurn((Choice(2, patience=0.0), PLAIN), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, controller=controller, max_tokens=9))
-    sent = requests(opened(session))
+    session, _, out = under_way(Choice(2, patience=0.0), PLAIN, method=TLI, max_tokens=9)
+    sent = requests(out)
     for number in range(1, 4):
         sent += requests(session.handle(Replied(TARGET, PassDone(number, (ONES,), 0.5)), 5.0 + number))
     assert [one for one in sent if isinstance(one, Advance)] == [Advance(1, 0)]
@@ -383,9 +377,7 @@ def test_a_drafter_is_told_when_its_draft_is_of_no_use_any_more() -> None:
     over = PassDone(run.number, (Sample(1, 0.0),), 0.5)  # after one token
     asked = session.handle(Replied(TARGET, over), 100.0)
     (again,) = (one for one in requests(asked) if isinstance(one, Draft))
-    (timer,) = (one for one in asked if isinstance(one, SetTimer) and one.timer is Timer.DRAFTER)
-    assert again.epoch == 3
-    assert timer.seconds == 30.0 - 8.0
+    assert (again.epoch, timer_of(asked, Timer.DRAFTER).seconds) == (3, 30.0 - 8.0)
 
 
 def branches(*known: Branch) -> Branches:
@@ -446,9 +438,7 @@ def test_a_branch_is_kept_until_the_output_has_passed_it_or_the_epoch_is_over() 
 
 def refused(paths: int = 1) -> tuple[Session, list[Command], Turns]:
     """A session whose first draft token "a" was refused for "b", with a branch for just that."""
-    controller = InTurn((BRANCHING,), waits_for_drafter=True).fresh()
-    session = Session(assignment(TLI, controller=controller, paths=paths))
-    opened(session)
+    session, controller, _ = under_way(BRANCHING, method=TLI, paths=paths)
     first = Drafted(1, (DraftToken(0, Row.certain(0)),), 0.0, branches=(Branch(1, 0, Letters("b"), (1,)),))
     (sent,) = (one for one in requests(session.handle(Replied(DRAFTER, first), 1.0)) if isinstance(one, Pass))
     done = PassDone(sent.number, (Row.certain(1),) * (1 + len(sent.tree)), 0.0)
@@ -461,8 +451,7 @@ def test_a_refusal_goes_on_with_the_branch_that_foresaw_it() -> None:
     draft, sent = requests(out)
     assert draft == Draft(2, 0, Letters("b"), 2, 1, 1, 1, adopt=1, first=1)
     assert session.counts.branches_hit == session.counts.branches_tried == 1
-    assert sent.committed == (1,)
-    assert sent.tree.tokens == (1,)
+    assert (sent.committed, sent.tree.tokens) == ((1,), (1,))
     again = Drafted(2, (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0))), 0.25)
     session.handle(Replied(DRAFTER, again), 3.0)
     assert controller.seen[-1] == DraftSeen(1, 1.0, 0.25)
@@ -471,8 +460,7 @@ def test_a_refusal_goes_on_with_the_branch_that_foresaw_it() -> None:
 def test_a_tree_with_room_holds_what_follows_the_refusal_too() -> None:
     """Then no pass is needed before the branch's draft token comes again."""
     session, out, _ = refused(paths=2)
-    assert [type(one) for one in requests(out)] == [Draft]
-    assert session.counts.passes == 1
+    assert ([type(one) for one in requests(out)], session.counts.passes) == ([Draft], 1)
 
 
 def test_another_drafter_numbers_its_branches_from_one() -> None:
@@ -484,9 +472,7 @@ def test_another_drafter_numbers_its_branches_from_one() -> None:
 
 def over_a_tree() -> tuple[Session, Turns, Drafted, Pass]:
     """A session whose first pass is over a draft "a" and a branch "b", "a"."""
-    controller = InTurn((Choice(1, 1, overlap=False, tree_nodes=3),), waits_for_drafter=True).fresh()
-    session = Session(assignment(SLEM, controller=controller))
-    opened(session)
+    session, controller, _ = under_way(Choice(1, 1, overlap=False, tree_nodes=3))
     drafted = Drafted(1, (DraftToken(0),), 0.0, branches=(Branch(1, 0, Letters("b"), (0,)),))
     return session, controller, drafted, only(Pass, session.handle(Replied(DRAFTER, drafted), 1.0))
 
@@ -498,15 +484,12 @@ def test_what_the_target_drew_along_another_branch_is_emitted_with_the_refusal()
     draws = {(): 1, (0,): 0, (1,): 0, (1, 0): 1}
     samples = tuple(Sample(draws[path], -0.5) for path in sent.tree.paths())
     out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0)), 2.0)
-    assert [one.token for one in emitted(out)] == [1, 0, 1]
-    assert [one.kind for one in emitted(out)] == [Kind.ACCEPTED, Kind.ACCEPTED, Kind.BONUS]
-    judged = [one for one in controller.seen if isinstance(one, Judged)]
-    assert judged == [Judged(0, True, 3, 2)]
+    due = [(1, Kind.ACCEPTED), (0, Kind.ACCEPTED), (1, Kind.BONUS)]
+    assert [(one.token, one.kind) for one in emitted(out)] == due
+    assert [one for one in controller.seen if isinstance(one, Judged)] == [Judged(0, True, 3, 2)]
     assert only(Draft, out) == Draft(2, 0, Letters("bab"), 1, first=1, tree_nodes=3, chunk=1)
-    fault = session.drafter.fault_of(
-        replace(drafted, epoch=2, branches=(Branch(2, 0, Letters("b"), (0, 0)),)), session.epoch.choice
-    )
-    assert "at most 1 ids" in fault
+    wrong = replace(drafted, epoch=2, branches=(Branch(2, 0, Letters("b"), (0, 0)),))
+    assert "at most 1 ids" in session.drafter.fault_of(wrong, session.epoch.choice)
 
 
 def test_the_drafter_is_told_the_targets_states_of_what_was_committed() -> None:
@@ -528,9 +511,7 @@ def test_the_drafter_is_told_the_targets_states_of_what_was_committed() -> None:
 
 def test_a_tree_that_ends_early_is_what_was_asked_for() -> None:
     """No draft token of it is waited for any more, and the drafter has not stood aside."""
-    controller = InTurn((Choice(3, 3, overlap=False, tree_nodes=5, least_likely=0.5),), waits_for_drafter=True).fresh()
-    session = Session(assignment(SLEM, controller=controller))
-    opened(session)
+    session, *_ = under_way(Choice(3, 3, overlap=False, tree_nodes=5, least_likely=0.5))
     out = session.handle(Replied(DRAFTER, Drafted(1, (DraftToken(0),), 0.0, "a further one is unlikely")), 1.0)
     sent = only(Pass, out)
     assert (0,) in sent.tree.paths()

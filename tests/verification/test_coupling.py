@@ -14,13 +14,7 @@ from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, SLEM, STAND
 from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, NeedSample, Refused, WalkStep
 from tests.tables import ToyDrafter, ToyTarget, pair_of
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
-from tests.verification.toys import EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, as_ids, bias
-
-
-def accepted(setup: Setup) -> float:
-    """How many tokens of a session are accepted, on the average."""
-    distribution = distribution_of(lambda chooser: sum(one.kind is Kind.ACCEPTED for one in setup.emitted(chooser)))
-    return sum(count * probability for count, probability in distribution.items())
+from tests.verification.toys import EXACT, NESTED, SAME, TEXTS, TOYS, Setup, Toy, as_ids, bias, mean
 
 
 @pytest.mark.parametrize("method", [COUPLED, COUPLED_SHARED], ids=lambda method: method.name)
@@ -28,7 +22,7 @@ def test_over_one_vocabulary_it_accepts_what_rejection_sampling_does(method: Met
     """Of one draft token; of more, rejection sampling in blocks may accept more."""
     for letters in (("a", "b", "c"), ("a", "b", "aa"), ("a", "a", "b"), ("aa", "ab", "b")):
         toy = Toy("one vocabulary", letters, letters)
-        both = [accepted(Setup(toy, one, 1, 2)) for one in (method, STANDARD)]
+        both = [mean(Setup(toy, one, 1, 2), "accepted") for one in (method, STANDARD)]
         if letters == ("a", "b", "c"):
             assert both[0] == pytest.approx(both[1], abs=1e-12)
         assert both[0] >= both[1] - 1e-12
@@ -40,7 +34,7 @@ def test_over_shared_tokens_it_accepts_at_least_what_tli_does(toy: Toy) -> None:
     tokens.
     """
     first = [Setup(toy, method, 2, 2) for method in (COUPLED_SHARED, TLI)]
-    distributions = [distribution_of(lambda chooser, one=one: one.emitted(chooser)[0].kind) for one in first]
+    distributions = [distribution_of(lambda chooser, one=one: one.played(chooser).emitted[0].kind) for one in first]
     assert distributions[0].get(Kind.ACCEPTED, 0) >= distributions[1].get(Kind.ACCEPTED, 0) - 1e-12
 
 

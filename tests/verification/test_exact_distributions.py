@@ -10,7 +10,7 @@ import pytest
 
 from crossdraft.text.grammar import Grammar, GrammarCompiler, GrammarMatcher
 from crossdraft.text.letters import Letters, Side
-from crossdraft.types.messages import Pass, PassDone, SamplingOptions
+from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import coupling, rejection
@@ -31,7 +31,7 @@ from crossdraft.verification.methods import (
 from tests.conftest import FULL
 from tests.tables import ToyDrafter, ToyTarget, pair_of
 from tests.verification import toys
-from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, few_or_full, full
+from tests.verification.enumerating import distance, distribution_of, few_or_full, full
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
 TRUNCATING = tuple(method for method in METHODS if not method.samples)
@@ -65,9 +65,8 @@ def cells() -> list[toys.Setup]:
 
 def usual(setup: toys.Setup) -> bool:
     """Every method and pair with one K, each K with every method and every pair, and one pair below temperature 1."""
-    place = METHODS.index(setup.method) + [toy.name for toy in (*toys.TOYS, *toys.TEXTS, *toys.ALIKE)].index(
-        setup.toy.name
-    )
+    names = [toy.name for toy in (*toys.TOYS, *toys.TEXTS, *toys.ALIKE)]
+    place = METHODS.index(setup.method) + names.index(setup.toy.name)
     if setup.temperature < 1:
         return setup.toy.name == toys.NESTED.name and setup.draft_tokens == 2
     return (setup.draft_tokens, setup.length) == ((1, 3), (2, 2), (3, 2))[place % 3]
@@ -214,33 +213,10 @@ def test_trees_of_methods_that_judge_rows(setup: toys.Setup) -> None:
     assert toys.error(setup) < toys.EXACT
 
 
-def passes(setup: toys.Setup) -> float:
-    """How many passes an output needs, in expectation."""
-    made: list[ToyTarget] = []
-
-    class Counted(ToyTarget):
-        def run(self, sent: Pass) -> PassDone:
-            made.append(self)
-            return super().run(sent)
-
-    class Counting(toys.Setup):
-        def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
-            return Counted(len(self.toy.target), self.head, chooser, self.temperature)
-
-    counting = Counting(**vars(setup))
-
-    def run(chooser: EnumeratingChooser) -> int:
-        made.clear()
-        counting.run(chooser)
-        return len(made)
-
-    return sum(count * chance for count, chance in distribution_of(run).items())
-
-
 @pytest.mark.parametrize("method", [STANDARD, TLI, COUPLED], ids=lambda method: method.name)
 def test_a_tree_saves_passes(method: Method) -> None:
     chain = toys.Setup(toys.TWO.with_itself(), method, 1, 5, ignore_end=True)
-    assert passes(replace(chain, nodes=12)) < 0.85 * passes(chain)
+    assert toys.mean(replace(chain, nodes=12), "passes") < 0.85 * toys.mean(chain, "passes")
 
 
 @pytest.mark.parametrize("method", [TLI, COUPLED], ids=lambda method: method.name)

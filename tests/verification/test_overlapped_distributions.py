@@ -41,7 +41,7 @@ from tests.clock import Stage, run_session
 from tests.conftest import FULL
 from tests.ports import assignment
 from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
-from tests.verification.enumerating import EnumeratingChooser, distribution_of, few_or_full, full
+from tests.verification.enumerating import distribution_of, few_or_full, full
 from tests.verification.toys import (
     ALIKE,
     ENDING,
@@ -58,6 +58,7 @@ from tests.verification.toys import (
     as_ids,
     bias,
     error,
+    mean,
 )
 
 METHODS = (STANDARD, UNION, TLI, RDK, SLEM, COUPLED, COUPLED_SHARED)
@@ -221,16 +222,8 @@ def test_draft_trees(choices: tuple[Choice, ...], pattern: str) -> None:
 def test_a_pass_over_a_tree_goes_on_beyond_a_refusal() -> None:
     """Else the test above would say nothing: with a chain a refusal is the last token of its pass."""
     given = Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 4, 1)
-
-    def passes(chosen: Choice) -> float:
-        def counted(chooser: EnumeratingChooser) -> int:
-            stage = replace(given, choices=(chosen,)).stage(chooser)
-            given.schedule.play(stage)
-            return stage.session.counts.passes
-
-        return sum(number * chance for number, chance in distribution_of(counted).items())
-
-    assert passes(TREE) < passes(replace(TREE, tree_nodes=0)) - 0.5
+    chain = replace(given, choices=(replace(TREE, tree_nodes=0),))
+    assert mean(given, "passes") < mean(chain, "passes") - 0.5
 
 
 @pytest.mark.parametrize("method", [full(TLI), COUPLED, full(SLEM)], ids=lambda method: method.name)
@@ -238,13 +231,7 @@ def test_prepared_continuations_are_adopted(method: Method) -> None:
     """Else the test above would say nothing. A target that draws by itself does so until the drafter has come."""
     length = 4 if method.samples else 3
     given = Overlapped(LETTERS, method, (Choice(1, 1, branch_depth=1),), Schedule("DT"), length, 1)
-
-    def hits(chooser: EnumeratingChooser) -> int:
-        stage = given.stage(chooser)
-        given.schedule.play(stage)
-        return stage.session.counts.branches_hit
-
-    assert sum(chance for adopted, chance in distribution_of(hits).items() if adopted) > 0.05
+    assert distribution_of(lambda chooser: given.played(chooser).session.counts.branches_hit > 0)[True] > 0.05
 
 
 @named
@@ -363,9 +350,7 @@ def test_noise_of_another_distribution_is_seen() -> None:
 
 def p_value(seen: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> float:
     """Chi-square against a distribution."""
-    fit = fit_of({place: seen[output] for place, output in enumerate(wanted)}, np.array([*wanted.values()]))
-    assert fit is not None
-    return fit.p
+    return fit_of({place: seen[output] for place, output in enumerate(wanted)}, np.array([*wanted.values()])).p
 
 
 @dataclass(frozen=True)

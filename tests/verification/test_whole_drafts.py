@@ -104,14 +104,14 @@ def test_the_first_piece_is_accepted_with_the_sum_of_min(toy: Toy, draft_tokens:
     for token, chance in enumerate(ToyTarget(len(toy.target), 99).distribution(())):
         p[pair.target.letters[token]] = p.get(pair.target.letters[token], 0.0) + float(chance)
     setup = Setup(toy, SLRS, draft_tokens, 2)
-    kinds = distribution_of(lambda chooser: setup.emitted(chooser)[0].kind)
+    kinds = distribution_of(lambda chooser: setup.played(chooser).emitted[0].kind)
     expected = sum(min(p[letters], psi.get(letters, 0.0)) for letters in p)
     assert kinds.get(Kind.ACCEPTED, 0.0) == pytest.approx(expected, abs=EXACT)
 
 
 def test_equal_distributions_but_for_rounding_draw_from_p() -> None:
     """A refusal that rounding alone can cause still emits a token."""
-    emitted = Setup(Toy("one letter", ("a",), ("a",)), SLRS, 1, 2).emitted(Refusing([]))
+    emitted = Setup(Toy("one letter", ("a",), ("a",)), SLRS, 1, 2).played(Refusing([])).emitted
     assert [(one.token, one.kind) for one in emitted] == [(0, Kind.CORRECTED), (0, Kind.BONUS)]
 
 
@@ -232,8 +232,7 @@ def test_large_questions_are_split() -> None:
             step = questions.send(np.full(len(step.strings), 0.01))
         except StopIteration:
             break
-    assert sum(sizes) == 50 + 50 * 50
-    assert max(sizes) == prefixes.MAX_ASKED
+    assert (sum(sizes), max(sizes)) == (50 + 50 * 50, prefixes.MAX_ASKED)
 
 
 def distance_by_definition(one: str, other: str) -> int:
@@ -268,8 +267,7 @@ def cheapest(ones: Sequence[str], others: Sequence[str], i: int, j: int) -> floa
 @given(SEQUENCES, SEQUENCES)
 def test_the_path_is_a_cheapest_one(ones: list[str], others: list[str]) -> None:
     path = align(ones, others)
-    assert path[0] == (0, 0)
-    assert path[-1] == (len(ones) - 1, len(others) - 1)
+    assert (path[0], path[-1]) == ((0, 0), (len(ones) - 1, len(others) - 1))
     steps = {(later[0] - here[0], later[1] - here[1]) for here, later in pairwise(path)}
     assert steps <= {(0, 1), (1, 0), (1, 1)}
     assert cost(path, ones, others) == cheapest(ones, others, 0, 0)
@@ -285,8 +283,7 @@ def test_the_papers_example() -> None:
 def test_the_band_bounds_the_path_but_never_closes_it() -> None:
     ones, others = ("a", "x", "x", "x", "x"), ("a", "a", "a", "a", "x")
     free, banded = align(ones, others), align(ones, others, band=1)
-    assert max(abs(i - j) for i, j in free) == 3
-    assert max(abs(i - j) for i, j in banded) == 1
+    assert (max(abs(i - j) for i, j in free), max(abs(i - j) for i, j in banded)) == (3, 1)
     assert cost(free, ones, others) == 0 < cost(banded, ones, others)
     path = align(("abcdefghijkl",), tuple("abcdefghijkl"))  # lengths differ by 11, more than w
     assert path == [(0, place) for place in range(12)]
@@ -353,9 +350,8 @@ def test_after_a_refusal_the_token_comes_from_p_itself() -> None:
     """As printed: even the refused token can come again, which (p - q)+ excludes."""
     setup = Setup(Toy("two letters", ("a", "b"), ("a", "b")), TOKENTIMING, 1, 2)
     for drafted in (0, 1):
-        first = [setup.emitted(Refusing([drafted, drawn]))[0] for drawn in (0, 1)]
-        assert [one.token for one in first] == [0, 1]
-        assert {one.kind for one in first} == {Kind.CORRECTED}
+        first = [setup.played(Refusing([drafted, drawn])).emitted[0] for drawn in (0, 1)]
+        assert ([one.token for one in first], {one.kind for one in first}) == ([0, 1], {Kind.CORRECTED})
 
 
 # Total variation from autoregressive decoding, two tokens at temperature 1, K = 1, 2, 3.

@@ -5,14 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache, partial
-from itertools import count
-from typing import Protocol
+from itertools import count, cycle
 
 import numpy as np
 import torch
 
 from crossdraft.engine.distributions import History, LogitsProcessor, Nodes, distributions
-from crossdraft.session.events import Emitted, Timer
+from crossdraft.session.events import Timer
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice, Observation, lock_step
 from crossdraft.text.letters import ControlRole, Side
@@ -32,7 +31,7 @@ from tests.tables import (
     pseudo_distribution,
     tempered,
 )
-from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, total_variation
+from tests.verification.enumerating import distance, distribution_of, total_variation
 
 END = ControlRole.END_OF_SEQUENCE.letter
 TURN = ControlRole.END_OF_TURN.letter
@@ -104,18 +103,21 @@ class OptionedTarget(ToyTarget):
         return with_options(self.options, (self.salt, self.size, self.temperature), path)
 
 
-class Enumerable(Protocol):
+class Enumerable:
     """A session over a toy, all of whose random choices are a chooser's."""
 
-    @property
-    def length(self) -> int: ...
+    toy: Toy
+    length: int  # tokens
+    target: Callable[[Chooser | None], ToyTarget]
+    played: Callable[[Chooser], Stage]
 
     @property
-    def stops(self) -> frozenset[int]: ...
+    def stops(self) -> frozenset[int]:
+        return self.toy.stops
 
-    def target(self, chooser: EnumeratingChooser | None) -> ToyTarget: ...
-
-    def run(self, chooser: EnumeratingChooser) -> tuple[int, ...]: ...
+    def run(self, chooser: Chooser) -> tuple[int, ...]:
+        """The output of one session."""
+        return tuple(one.token for one in self.played(chooser).emitted)
 
 
 def wanted(given: Enumerable) -> dict[tuple[int, ...], float]:
@@ -133,8 +135,14 @@ def bias(given: Enumerable) -> float:
     return total_variation(distribution_of(given.run), wanted(given))
 
 
+def mean(given: Enumerable, name: str) -> float:
+    """The expectation of one of the session's counts."""
+    found = distribution_of(lambda chooser: getattr(given.played(chooser).session.counts, name))
+    return sum(count * chance for count, chance in found.items())
+
+
 @dataclass(frozen=True)
-class Setup:
+class Setup(Enumerable):
     """How a session over toys is run."""
 
     toy: Toy
@@ -148,16 +156,11 @@ class Setup:
     options: SamplingOptions | None = None  # set: what the target applies to its logits, besides the temperature
     states: bool = False  # the drafter reads the target's hidden states
 
-    def target(self, chooser: EnumeratingChooser | None) -> ToyTarget:
+    def target(self, chooser: Chooser | None) -> ToyTarget:
         made = ToyTarget if self.options is None else partial(OptionedTarget, options=self.options)
         return made(len(self.toy.target), self.head, chooser, self.temperature, states=self.states)
 
-    def run(self, chooser: EnumeratingChooser) -> tuple[int, ...]:
-        """The output of one session, all of whose random choices are the chooser's."""
-        return tuple(command.token for command in self.emitted(chooser))
-
-    def emitted(self, chooser: EnumeratingChooser) -> tuple[Emitted, ...]:
-        """The same with what is known of each token."""
+    def played(self, chooser: Chooser) -> Stage:
         pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
         given = assignment(
             self.method,
@@ -168,7 +171,7 @@ class Setup:
             ignore_eos=self.ignore_end,
         )
         drafter = drafter_of(self.method, pair, chooser, self.temperature) if given.open_drafter else None
-        return tuple(run_session(Session(given), self.target(chooser), drafter).emitted)
+        return run_session(Session(given), self.target(chooser), drafter)
 
     @property
     def stops(self) -> frozenset[int]:
@@ -253,47 +256,33 @@ class Schedule:
         return False
 
 
-@dataclass(frozen=True)
-class InTurn:
-    """Choices one after the other, whatever is observed."""
+@dataclass
+class Turns:
+    """A controller that makes choices one after the other, whatever is observed, and keeps what it was told."""
 
     choices: tuple[Choice, ...]
     waits_for_drafter: bool = False
     unwanted: int = 0  # times that it is asked for a drafter and wants none
+    seen: list[Observation] = field(default_factory=list)
 
-    def fresh(self) -> "Turns":
-        return Turns(self)
-
-
-class Turns:
-    """A controller that keeps what it was told."""
-
-    def __init__(self, given: InTurn) -> None:
-        self._given = given
-        self._chosen = self._asked = 0
-        self.seen: list[Observation] = []
-
-    @property
-    def waits_for_drafter(self) -> bool:
-        return self._given.waits_for_drafter
+    def __post_init__(self) -> None:
+        self._left = cycle(self.choices)
 
     def observe(self, seen: Observation, now: float) -> None:
         self.seen.append(seen)
 
     def wants_drafter(self, now: float) -> bool:
-        self._asked += 1
-        return self._asked > self._given.unwanted
+        self.unwanted -= 1
+        return self.unwanted < 0
 
     def choose(self, now: float) -> Choice:
-        self._chosen += 1
-        return self._given.choices[(self._chosen - 1) % len(self._given.choices)]
+        return next(self._left)
 
-    def review(self, now: float) -> Choice:
-        return self.choose(now)
+    review = choose
 
 
 @dataclass(frozen=True)
-class Overlapped:
+class Overlapped(Enumerable):
     """How a session over toys is run."""
 
     toy: Toy
@@ -310,15 +299,10 @@ class Overlapped:
     unwanted: int = 0  # times that the controller wants no drafter when it is asked
     play: Callable[[Schedule, Stage], None] = Schedule.play
 
-    @property
-    def stops(self) -> frozenset[int]:
-        return self.toy.stops
-
-    def run(self, chooser: Chooser) -> tuple[int, ...]:
-        """The output of one session, all of whose random choices are the chooser's."""
+    def played(self, chooser: Chooser) -> Stage:
         stage = self.stage(chooser)
         self.play(self.schedule, stage)
-        return tuple(one.token for one in stage.emitted)
+        return stage
 
     def stage(self, chooser: Chooser) -> Stage:
         """The session and its services, before anything has happened."""
@@ -328,7 +312,7 @@ class Overlapped:
             pair=pair,
             chooser=chooser,
             open_target=replace(OPEN_TARGET, prompt=(0,), head=min(self.head, 64)),
-            controller=InTurn(self.choices, unwanted=self.unwanted).fresh(),
+            controller=Turns(self.choices, unwanted=self.unwanted),
             max_tokens=self.length,
             targets=self.targets,
             tree_budget=self.tree_budget,
