@@ -74,16 +74,14 @@ class FakeBackend:
         try:
             if request.model not in {model.name for model in self.served}:
                 raise UnknownModelError(f"there is no model {request.model!r}; there is {self.served[0].name}")
-            for number in range(0, len(self.tokens), self.together):
+            for number in (*range(0, len(self.tokens), self.together), len(self.tokens)):
                 await self._before(number)
                 tokens = tuple(self.tokens[number : number + self.together])
                 self.yielded += len(tokens)
                 if self.spans and request.trace and request.drafter != "":
                     yield TraceSpans(self.spans(number))
-                yield Committed(tokens)
-            await self._before(len(self.tokens))
-            if self.spans and request.trace and request.drafter != "":
-                yield TraceSpans(self.spans(len(self.tokens)))
+                if tokens:
+                    yield Committed(tokens)
             yield self.end or OutputEnded(self.reason, figures(len(self.tokens)))
         finally:
             await self._count(-1)

@@ -18,9 +18,9 @@ from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.generation import SERVICE, Committed
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening, Server
-from crossdraft.serving import backend
 from crossdraft.serving import backend as backends
 from crossdraft.serving.grpc import GenerationServer
+from tests.rpc.clock import until
 from tests.rpc.linked import PuppetService
 from tests.serving.fakes import TOY, FakeBackend, figures
 from tests.serving.http.conftest import Front, fault, front
@@ -62,8 +62,7 @@ async def test_names_that_are_not_there() -> None:
 async def test_one_more_than_there_is_room_for() -> None:
     outputs = backends.LocalBackend(MODEL, backends.LocalOptions(1, Patience(describe_seconds=60)))
     waiting = asyncio.create_task(first(outputs, order()))  # for its target
-    while not outputs.running:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: outputs.running)
     with pytest.raises(backends.OverloadedError, match="1 outputs are being generated, which is the limit") as caught:
         await first(outputs, order())
     assert caught.value.after >= 1
@@ -90,16 +89,14 @@ def test_what_cannot_be_served(make: object, complaint: str) -> None:
 
 
 async def test_it_is_opened_in_the_background_once_its_target_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "TRIED_EVERY", 0)
+    monkeypatch.setattr(backends, "TRIED_EVERY", 0)
     pipeline = AsyncMock(Pipeline)
     pipeline.__aenter__.side_effect = [*[Unreachable("no target")] * 3, pipeline]
     shared = backends.SharedPipeline(lambda *_: pipeline, ("127.0.0.1:1",), ())
     with pytest.raises(Unreachable):
         await shared.open()
     shared.begin()
-    async with asyncio.timeout(60):
-        while shared.pipeline is None:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: shared.pipeline is not None)
     assert await shared.open() is pipeline
     await shared.close()
     pipeline.__aexit__.assert_awaited_once()
@@ -127,17 +124,17 @@ def changing(tokens: int) -> AsyncMock:
     pipeline = AsyncMock(Pipeline, models=SimpleNamespace(target=SimpleNamespace(fingerprint="old")))
     pipeline.__aenter__.return_value = pipeline
 
-    def said(until: int) -> Iterator[tuple[Token, ...]]:
-        yield from [(Token(7, "x", b"x", Kind.BONUS, None),)] * min(until, 2)
-        if until < 2:
+    def said(count: int) -> Iterator[tuple[Token, ...]]:
+        yield from [(Token(7, "x", b"x", Kind.BONUS, None),)] * min(count, 2)
+        if count < 2:
             pipeline.models.target.fingerprint = "new"
             raise Replaced("it was replaced by another model")
         yield ()
 
     outputs = [AsyncMock(prompt_tokens=(), reason=Reason.LENGTH, statistics=figures(2)) for _ in range(2)]
-    for output, until in zip(outputs, (tokens, 2), strict=True):
+    for output, count in zip(outputs, (tokens, 2), strict=True):
         output.__aenter__.return_value = output
-        output.together.side_effect = said(until)
+        output.together.side_effect = said(count)
     pipeline.run.side_effect = outputs
     return pipeline
 
@@ -151,8 +148,7 @@ async def made(pipeline: AsyncMock, request: backends.OutputRequest) -> list[str
 
 
 async def test_an_output_that_has_not_begun_is_made_by_the_model_that_is_served_now() -> None:
-    assert await made(changing(3), order()) == ["old", "old"]
-    assert await made(changing(0), order()) == ["new", "new"]
+    assert (await made(changing(3), order()), await made(changing(0), order())) == (["old", "old"], ["new", "new"])
     with pytest.raises(Replaced):
         await made(changing(1), order())
 
@@ -174,19 +170,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crossdraft.serving.grpc.REPORT_INTERVAL", 0.01)
 
 
+def puppet(role: Any, port: int, model: str = "gpt2", **changes: Any) -> Server:
+    service = PuppetService(description=kind(model).described(**changes))
+    return Server(role, service, Listening(port=port, grace_seconds=0))
+
+
 def target(port: int | None = None) -> Server:
     """On another port each time, unless it is to come back at one."""
-    service = PuppetService(description=kind("gpt2").described())
-    return Server(TARGET, service, Listening(port=port or free_port(), grace_seconds=0))
-
-
-def other_model() -> PuppetService:
-    """A target of another vocabulary, which could be used as well if it were the first to answer."""
-    return PuppetService(description=kind("llama2").described())
-
-
-def port_of(server: Server) -> int:
-    return int(server.address.rpartition(":")[2])
+    return puppet(TARGET, port or free_port())
 
 
 @asynccontextmanager
@@ -228,7 +219,7 @@ async def test_targets_that_go_and_come_back() -> None:
         assert (await stub.Check(health_pb2.HealthCheckRequest())).status == STATUS.SERVING  # the process
         (listed,) = (await served.openai.models.list()).data
         assert listed.id == "demo"  # it is served, though nothing can be made now
-        async with target(port_of(second)):
+        async with target(int(second.address.rpartition(":")[2])):
             assert (await watch.read()).status == STATUS.SERVING
             await becomes(served, 200)
 
@@ -236,12 +227,10 @@ async def test_targets_that_go_and_come_back() -> None:
 async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() -> None:
     port = free_port()
     drafters = (backends.NamedDrafter("small", (f"127.0.0.1:{port}",)), backends.NamedDrafter("none yet", ()))
-    described = kind("gpt2").described()
 
     async def shown(*lines: str) -> None:
-        while (found := (await served.http.get("/ready")).json().get("detail", [])) != [
-            f"demo: {one}" for one in lines
-        ]:
+        due = [f"demo: {one}" for one in lines]
+        while (found := (await served.http.get("/ready")).json().get("detail", [])) != due:
             assert await becomes(served, 200)
         (card,) = (await served.http.get("/v1/models")).json()["data"]
         assert card["detail"] == [line.removeprefix("demo: ") for line in found]
@@ -251,18 +240,17 @@ async def test_what_a_drafter_cannot_do_is_shown_though_the_model_is_served() ->
         model = backends.LocalModel("demo", (there.address,), drafters)
         async with backends.LocalBackend(model) as outputs, front(outputs) as served, asyncio.timeout(60):
             await shown("drafter small: not there yet (unreachable); tried again", absent)
-            async with Server(DRAFTER, PuppetService(description=described), Listening(port=port, grace_seconds=0)):
+            async with puppet(DRAFTER, port):
                 await shown(absent)
             await shown("drafter small: lost; tried again", absent)
-            other = replace(described, fingerprint="f2", tokenizer_json="{}")
-            async with Server(DRAFTER, PuppetService(description=other), Listening(port=port, grace_seconds=0)):
+            async with puppet(DRAFTER, port, fingerprint="f2", tokenizer_json="{}"):
                 while "small: not used: the tokenizer of the drafter" not in await becomes(served, 200):
                     pass
 
 
 async def test_targets_that_differ_from_the_start_have_answered() -> None:
-    second = Server(TARGET, other_model(), Listening(port=free_port(), grace_seconds=0))
-    async with target() as first, second:
+    """The second one has another vocabulary, and could be used as well if it were the first to answer."""
+    async with target() as first, puppet(TARGET, free_port(), "llama2") as second:
         model = backends.LocalModel("demo", (first.address, second.address))
         async with backends.LocalBackend(model) as outputs, front(outputs) as served:
             assert "no model can be served yet. demo: targets: not used: target serves" in await becomes(served, 503)

@@ -67,8 +67,7 @@ def test_nothing_is_tried_before_the_usual_one_was_seen_and_one_output_tries_at_
 def test_one_that_cannot_serve_an_output_is_not_used_for_it_and_one_that_is_as_fast_changes_nothing() -> None:
     choice = DrafterChoice()
     assert [choice.usual({"a": fast, "b": 1.51}) for fast in (1.5, 1.1, 1.5)] == ["a", "b", "b"]
-    assert choice.begun({"a": 1.1}) == ("a", False)
-    assert choice.usual({"a": 1.1, "b": 1.51}) == "b"
+    assert (choice.begun({"a": 1.1}), choice.usual({"a": 1.1, "b": 1.51})) == (("a", False), "b")
 
 
 GOOD, USELESS = World(0.9, pass_base=0.02), World(0.02, pass_base=0.02)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,8 @@ ALL = WHO | {"method": "slem"}
 
 def ticking(*steps: float) -> Callable[[], float]:
     """A clock that shows the sums of these."""
-    passed, left = 100.0, list(steps)
-
-    def now() -> float:
-        nonlocal passed
-        passed += left.pop(0) if left else 0.0
-        return passed
-
-    return now
+    _, *sums = accumulate(steps or (0.0,), initial=100.0)
+    return chain(sums, repeat(sums[-1])).__next__
 
 
 async def drained(measured: MeasuredBackend, order: OutputRequest = REQUEST) -> None:
@@ -285,8 +280,7 @@ def test_a_first_loss_is_an_increase() -> None:
 
 
 def test_the_text_keeps_to_the_rules_of_prometheus(front: str, service: str) -> None:
-    assert faults(front) == []
-    assert faults(service) == []
+    assert (faults(front), faults(service)) == ([], [])
 
 
 def test_openmetrics_is_spoken_where_it_is_asked_for(front: str) -> None:
@@ -398,15 +392,12 @@ async def test_a_request_is_found_in_every_services_lines() -> None:
     for name in ("req-one", "req-two"):
         mine = [line for line in written if line.get("request_id") == name]
         requested, ended = [text for line in mine if (text := str(line["message"])).startswith("output")]
-        assert (requested.partition(":")[0], ended.partition(" after")[0]) == (
-            "output requested",
-            "output ended (length)",
-        )
+        said = requested.partition(":")[0], ended.partition(" after")[0]
+        assert said == ("output requested", "output ended (length)")
         roles = {str(line.get("session", "")).partition("-")[0] for line in mine}
         assert roles == {"", "target", "drafter"}
         opened = [line for line in mine if line["message"] == "session opened"]
-        assert len(opened) == 2
-        assert all(line["peer"] for line in opened)
+        assert [line["peer"] != "" for line in opened] == [True, True]
     peers = {"role": "target", "peer": target.address}
     text = metrics.text()[0].decode()
     assert value(text, "round_trip_seconds_count", peers) >= 2

@@ -26,6 +26,7 @@ from crossdraft.target.service import ServeTarget, target_server
 from crossdraft.types.request import Chat, Message
 from tests.client.together import ended
 from tests.endtoend.reference import Reference
+from tests.rpc.clock import until
 from tests.rpc.linked import AT_ONCE
 from tests.serving.http.conftest import MESSAGES, Front, fault, front
 
@@ -33,9 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX = 8  # outputs at once
 PROMPT = "def main("
 TOKENS = 16
-GREEDY = GenerationRequest(
-    PROMPT, max_tokens=TOKENS, options=SamplingOptions(0.0), ignore_eos=True, overlap=Overlap.OFF
-)
+GREEDY = GenerationRequest(PROMPT, max_tokens=TOKENS, options=SamplingOptions(0), ignore_eos=True, overlap=Overlap.OFF)
 SEEDED = replace(GREEDY, options=SamplingOptions(), seed=7)
 PLAIN = {"speculative": {"drafter": "none"}}
 DRAFTED: dict[str, Any] = {"speculative": {"overlap": "off"}}
@@ -66,9 +65,7 @@ class Stack:
 
     async def released(self) -> None:
         """Returns once no service has a session any more."""
-        async with asyncio.timeout(60):
-            while self.backend.running or any(server.activity.open for server in self.servers):  # noqa: ASYNC110
-                await asyncio.sleep(0)  # what ends them runs in this loop, too
+        await until(lambda: not (self.backend.running or any(server.activity.open for server in self.servers)))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -106,8 +103,7 @@ async def test_over_grpc_the_output_is_the_pipelines(stack, request_, drafters):
 async def test_seeded_choices_differ_and_repeat(stack: Stack) -> None:
     asked = {"n": 3, "seed": 7}
     texts = [choice.text for choice in (await stack.complete(**asked, extra_body=DRAFTED)).choices]
-    assert len(set(texts)) == 3
-    assert texts[1] == await stack.text(seed=7, choice=1, ignore_eos=False)
+    assert (len(set(texts)), texts[1]) == (3, await stack.text(seed=7, choice=1, ignore_eos=False))
     streamed = ["", "", ""]
     async for chunk in await stack.complete(**asked, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
@@ -124,9 +120,7 @@ async def test_token_ids_and_chats_as_prompts(stack: Stack) -> None:
         asked = replace(GREEDY, prompt=prompt, max_tokens=6)
         async with stack.direct.run(asked) as direct, stack.client.run(asked) as generation:
             assert [token.id async for token in direct] == [token.id async for token in generation]
-    chat = await stack.front.openai.chat.completions.create(
-        model="demo", messages=MESSAGES, temperature=0, max_completion_tokens=6
-    )
+    chat = await stack.front.chat(model="demo", temperature=0, max_completion_tokens=6)
     assert chat.choices[0].message.content == await stack.text("User: Say\n\nAssistant:", max_tokens=6)
 
 
@@ -185,9 +179,7 @@ async def test_leaving_releases_the_sessions(stack: Stack) -> None:
     stream = await endless(stack, n=2)
     await anext(stream)
     assert stack.backend.running == 2
-    async with asyncio.timeout(60):
-        while stack.servers[0].activity.open < 2:  # noqa: ASYNC110 - the first one may be here before the other is there
-            await asyncio.sleep(0)
+    await until(lambda: stack.servers[0].activity.open == 2)  # the first one may be here before the other is there
     await stream.close()
     await stack.released()
     async with stack.client.run(replace(GREEDY, max_tokens=900)) as generation:
@@ -215,10 +207,8 @@ async def test_the_tokenizer_is_the_targets(stack: Stack) -> None:
     assert (await stack.front.post("/detokenize", tokens=ids)).json() == {"prompt": PROMPT}
     assert (await stack.front.post("/detokenize", tokens=[])).json() == {"prompt": ""}
     unknown = fault(await stack.front.post("/detokenize", tokens=[10**6]))
-    assert (unknown["param"], unknown["message"].partition(";")[0]) == (
-        "tokens",
-        "there is no token with the id 1000000",
-    )
+    why = "there is no token with the id 1000000"
+    assert (unknown["param"], unknown["message"].partition(";")[0]) == ("tokens", why)
     chat = (await stack.front.post("/tokenize", messages=MESSAGES)).json()["tokens"]
     text = (await stack.front.post("/detokenize", tokens=chat)).json()["prompt"]
     assert text == "User: Say\n\nAssistant:"
@@ -277,9 +267,8 @@ async def test_a_character_that_the_prompt_begins_and_the_output_ends_is_one(sta
             offsets = [place for piece in pieces if piece.logprobs for place in piece.logprobs.text_offset]
             assert offsets == choice.logprobs.text_offset
             assert offsets[-1] == len(prompt_text) * echo
-        request = GenerationRequest(
-            tuple(prompt), max_tokens=1, options=SamplingOptions(allowed_token_ids=(token,)), prompt_logprobs=0
-        )
+        only = SamplingOptions(allowed_token_ids=(token,))
+        request = GenerationRequest(tuple(prompt), max_tokens=1, options=only, prompt_logprobs=0)
         async with stack.client.run(request) as generation:
             text = "".join([one.text async for one in generation])
             assert "".join(one.text for one in generation.prompt_tokens) + text == whole
@@ -314,9 +303,7 @@ async def test_nothing_but_a_prompt_may_be_read(stack: Stack, reference: Referen
 async def test_log_probabilities_of_a_prompt_as_in_vllm(stack: Stack, reference: Reference) -> None:
     body = {"prompt_logprobs": 3}
     done = await stack.complete(max_tokens=2, extra_body=body)
-    chat = await stack.front.openai.chat.completions.create(
-        model="demo", messages=MESSAGES, temperature=0, max_tokens=2, extra_body=body
-    )
+    chat = await stack.front.chat(model="demo", temperature=0, max_tokens=2, extra_body=body)
     for found, text in ((done.choices[0], PROMPT), (chat, "User: Say\n\nAssistant:")):
         prompt, scores = reference.encode(text), (found.model_extra or {})["prompt_logprobs"]
         assert scores[0] is None
@@ -330,10 +317,9 @@ async def test_log_probabilities_of_a_prompt_as_in_vllm(stack: Stack, reference:
         assert len([token async for token in generation]) == TOKENS
         read = generation.prompt_tokens
     assert [token.id for token in read] == reference.encode(PROMPT)
-    assert [token.rank for token in read[1:]] == [
-        one[str(token.id)]["rank"]
-        for token, one in zip(read[1:], (done.choices[0].model_extra or {})["prompt_logprobs"][1:], strict=True)
-    ]
+    scores = (done.choices[0].model_extra or {})["prompt_logprobs"]
+    ranks = [one[str(token.id)]["rank"] for token, one in zip(read[1:], scores[1:], strict=True)]
+    assert [token.rank for token in read[1:]] == ranks
 
 
 async def test_what_grows_with_a_request_is_made_once_for_all_its_choices_beside_the_loop(stack, monkeypatch):
@@ -392,8 +378,7 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
                 if shown.get("statistics"):
                     used.append(shown["statistics"]["drafter"])
             texts.add(text)
-        assert len(texts) == 1
-        assert used[:3] == ["b", "copies", ""]
+        assert (len(texts), used[:3]) == (1, ["b", "copies", ""])
         assert set(used[3:]) <= {"b", "copies"}
         assert len(used) == 8
         choice = backend._choice
@@ -414,14 +399,10 @@ async def test_the_bundled_chat_model_calls_tools_says_what_they_answer_and_writ
         )
     ]
     async with AsyncExitStack() as exits:
-        servers = [
-            await exits.enter_async_context(await serve(made))
-            for serve, made in (
-                (target_server, ServeTarget(ModelOptions("bundled:chat", budget=256, threads=1), AT_ONCE)),
-                (drafter_server, ServeDrafter(ModelOptions("bundled:drafter-b", budget=256, threads=1), AT_ONCE)),
-            )
-        ]
-        model = LocalModel("chat", (servers[0].address,), (NamedDrafter("b", (servers[1].address,)),))
+        chatting, helping = (ModelOptions(f"bundled:{name}", budget=256, threads=1) for name in ("chat", "drafter-b"))
+        target = await exits.enter_async_context(await target_server(ServeTarget(chatting, AT_ONCE)))
+        drafter = await exits.enter_async_context(await drafter_server(ServeDrafter(helping, AT_ONCE)))
+        model = LocalModel("chat", (target.address,), (NamedDrafter("b", (drafter.address,)),))
         served = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(model))))
         chat = served.openai.chat.completions
         asked: Any = {"model": "chat", "temperature": 0, "max_completion_tokens": 80, "tools": tools}
@@ -437,10 +418,8 @@ async def test_the_bundled_chat_model_calls_tools_says_what_they_answer_and_writ
                 done = (await chat.create(**asked, messages=said)).choices[0]
                 (call,) = done.message.tool_calls or ()
                 assert call.type == "function"
-                assert (call.function.name, json.loads(call.function.arguments), done.finish_reason) == (
-                    *called,
-                    "tool_calls",
-                )
+                made = call.function.name, json.loads(call.function.arguments)
+                assert (made, done.finish_reason) == (called, "tool_calls")
                 said += [done.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
                 async with chat.stream(**asked, messages=said) as stream:
                     final = (await stream.get_final_completion()).choices[0]

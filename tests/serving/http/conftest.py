@@ -70,11 +70,6 @@ async def front(outputs: Backend, options: HttpOptions | None = None, grace_seco
 
 
 @pytest.fixture
-def outputs() -> FakeBackend:
-    return FakeBackend()
-
-
-@pytest.fixture
 async def served(outputs: FakeBackend) -> AsyncIterator[Front]:
     """The API over `outputs`, with defaults."""
     async with front(outputs) as running:

@@ -150,20 +150,22 @@ def likely(outputs: FakeBackend, request: pytest.FixtureRequest) -> None:
     outputs.tokens, outputs.together = LIKELY, request.param
 
 
+async def logprobs_of(made: Any, streamed: bool) -> list[Any]:
+    """Those of a reply, or of a stream's chunks; its end has none."""
+    if not streamed:
+        return [made.choices[0].logprobs]
+    *found, end = [chunk.choices[0].logprobs async for chunk in made]
+    assert end is None
+    return found
+
+
 @pytest.mark.usefixtures("likely")
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_log_probabilities_of_a_completion(served: Front, outputs: FakeBackend, streamed: bool) -> None:
-    create = served.openai.completions.create
-    if streamed:
-        chunks = [chunk async for chunk in await create(model="toy", prompt="Say", logprobs=2, stream=True)]
-        found = [chunk.choices[0].logprobs for chunk in chunks]
-        assert found.pop() is None  # of the end
-    else:
-        found = [(await create(model="toy", prompt="Say", logprobs=2)).choices[0].logprobs]
+    found = await logprobs_of(await served.complete(logprobs=2, stream=streamed), streamed)
     together: dict[str, list[object]] = {}
     for one in found:
         for name, values in one.to_dict().items():
-            assert isinstance(values, list)
             together.setdefault(name, []).extend(values)
     assert together == {
         "tokens": ["He", r"bytes:\xc3", r"bytes:\xa9", "</s>"],
@@ -182,14 +184,8 @@ async def test_log_probabilities_of_a_completion(served: Front, outputs: FakeBac
 @pytest.mark.usefixtures("likely")
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_log_probabilities_of_a_chat(served: Front, outputs: FakeBackend, streamed: bool) -> None:
-    create = served.openai.chat.completions.create
-    if streamed:
-        stream = await create(model="toy", messages=MESSAGES, logprobs=True, top_logprobs=2, stream=True)
-        found = [chunk.choices[0].logprobs async for chunk in stream]
-        assert found.pop() is None
-    else:
-        done = await create(model="toy", messages=MESSAGES, logprobs=True, top_logprobs=2)
-        found = [done.choices[0].logprobs]
+    made = await served.chat(logprobs=True, top_logprobs=2, stream=streamed)
+    found = await logprobs_of(made, streamed)
     tokens = [token for one in found if one is not None for token in one.content or ()]
     assert [(token.token, token.logprob, token.bytes) for token in tokens] == [
         ("He", -0.5, [72, 101]),
@@ -197,11 +193,8 @@ async def test_log_probabilities_of_a_chat(served: Front, outputs: FakeBackend, 
         (r"bytes:\xa9", -0.125, [0xA9]),
         ("</s>", -1.0, None),
     ]
-    likely = tokens[2].top_logprobs
-    assert [(one.token, one.logprob, one.bytes) for one in likely] == [
-        (r"bytes:\xa9", -0.125, [0xA9]),
-        ("token_id:0", -9999.0, None),
-    ]
+    likely = [(one.token, one.logprob, one.bytes) for one in tokens[2].top_logprobs]
+    assert likely == [(r"bytes:\xa9", -0.125, [0xA9]), ("token_id:0", -9999.0, None)]
     assert outputs.requests[0].generation.logprobs == 2
 
 
@@ -266,16 +259,13 @@ async def test_an_error_or_a_close_closes_all(count: int) -> None:
 
 
 async def test_a_whole_answer_of_a_chat(served: Front, outputs: FakeBackend) -> None:
-    done = await served.chat(
-        messages=[
-            {"role": "developer", "content": "Be kind."},
-            {"role": "user", "content": [{"type": "text", "text": "Say"}, {"type": "text", "text": " it"}]},
-            {"role": "assistant", "content": "What?"},
-            {"role": "user", "content": "This", "name": "me"},
-        ],
-        max_completion_tokens=9,
-        seed=5,
-    )
+    messages = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Say"}, {"type": "text", "text": " it"}]},
+        {"role": "assistant", "content": "What?"},
+        {"role": "user", "content": "This", "name": "me"},
+    ]
+    done = await served.chat(messages=messages, max_completion_tokens=9, seed=5)
     (choice,) = done.choices
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "Heé", "stop")
     assert done.usage.total_tokens == 7
@@ -300,9 +290,8 @@ async def test_a_stream_begins_each_choice_with_its_role(served: Front) -> None:
     *chunks, last = [chunk async for chunk in stream]
     for index in range(2):
         choices = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
-        assert [choice.delta.content for choice in choices] == ["He", "é", None]
-        assert [choice.delta.role for choice in choices] == ["assistant", None, None]
-        assert [choice.finish_reason for choice in choices] == [None, None, "stop"]
+        found = [(choice.delta.content, choice.delta.role, choice.finish_reason) for choice in choices]
+        assert found == [("He", "assistant", None), ("é", None, None), (None, None, "stop")]
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.choices) == (3, 8, [])
 
 
@@ -329,24 +318,21 @@ async def test_how_the_template_is_used_is_the_clients_to_say(served: Front, out
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["ü"]}}}
 FORM = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": SCHEMA}}
-TIGHT = {"disable_any_whitespace": True, "disable_fallback": True}
+NO_SPACE = {"disable_any_whitespace": True}
+TIGHT = NO_SPACE | {"disable_fallback": True}
+OBJECT = {"type": "object"}
+JSON = {"response_format": {"type": "json_object"}}
 
 
 @pytest.mark.parametrize(
     ("body", "grammar"),
     [
-        ({"response_format": {"type": "json_object"}}, Grammar.json({"type": "object"})),
+        (JSON, Grammar.json(OBJECT)),
         ({"response_format": FORM}, Grammar.json(SCHEMA)),
         ({"structured_outputs": {"json": SCHEMA}}, Grammar.json(SCHEMA)),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)} | TIGHT}, Grammar.json(SCHEMA, whitespace_flexible=False)),
-        (
-            {"response_format": {"type": "json_object"}, "structured_outputs": {"whitespace_pattern": " ?"}},
-            Grammar.json({"type": "object"}, whitespace_pattern=" ?"),
-        ),
-        (
-            {"response_format": {"type": "json_object"}, "structured_outputs": {"disable_any_whitespace": True}},
-            Grammar.json({"type": "object"}, whitespace_flexible=False),
-        ),
+        (JSON | {"structured_outputs": {"whitespace_pattern": " ?"}}, Grammar.json(OBJECT, whitespace_pattern=" ?")),
+        (JSON | {"structured_outputs": NO_SPACE}, Grammar.json(OBJECT, whitespace_flexible=False)),
         ({"structured_outputs": {"regex": "a+", "json_object": False}}, Grammar.regex("a+")),
         ({"structured_outputs": {"choice": ["a", "ü"]}}, Grammar.choice(["a", "ü"])),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar.ebnf('root ::= "a"')),

@@ -50,10 +50,8 @@ def outline(response: Response | ParsedResponse[Any]) -> list[Any]:
     ids = ("id", "call_id", "parsed", "parsed_arguments")
     items = [{name: value for name, value in one.to_dict().items() if name not in ids} for one in response.output]
     for item in items:
-        item["content"] = [
-            {name: value for name, value in part.items() if name != "parsed"}  # type: ignore[attr-defined]
-            for part in item.get("content") or ()  # type: ignore[attr-defined]
-        ]
+        parts: Any = item.get("content") or ()
+        item["content"] = [{name: value for name, value in part.items() if name != "parsed"} for part in parts]
     return [response.status, items]
 
 
@@ -80,8 +78,7 @@ async def test_calls_come_after_content_and_results_go_back(served: Front, outpu
     whole, events = await both(served, tool_choice="auto")
     message, call = whole.output
     assert (message.type, call.type, whole.output_text) == ("message", "function_call", "See: ")
-    assert call.type == "function_call"
-    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "b"})
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "b"})
     assert any(event.type == "response.function_call_arguments.delta" for event in events)
     again: Any = [
         {"role": "user", "content": [{"type": "input_text", "text": "Say"}]},
@@ -97,8 +94,7 @@ async def test_calls_come_after_content_and_results_go_back(served: Front, outpu
     shown = prompt.messages[1].more
     assert shown["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "b"}}
     assert (shown["tool_calls"][0]["id"], shown["reasoning_content"]) == (call.call_id, "Hm")
-    assert prompt.messages[2].more == {"tool_call_id": call.call_id}
-    assert prompt.settings["tools"] == [WEATHER]
+    assert (prompt.messages[2].more, prompt.settings["tools"]) == ({"tool_call_id": call.call_id}, [WEATHER])
 
 
 async def test_reasoning_is_an_item_of_its_own(outputs: FakeBackend) -> None:
@@ -106,9 +102,9 @@ async def test_reasoning_is_an_item_of_its_own(outputs: FakeBackend) -> None:
     answers = HttpSettings(reasoning_parser=ReasoningParser.qwen3)
     async with front(outputs, HttpOptions(http=answers)) as served:
         whole, _ = await both(served, tools=[])
-    assert [one["type"] for one in outline(whole)[1]] == ["reasoning", "message"]
-    assert outline(whole)[1][0]["content"] == [{"type": "reasoning_text", "text": "Hm"}]
-    assert whole.output_text == "Yes"
+    reasoning, message = outline(whole)[1]
+    assert (reasoning["type"], message["type"], whole.output_text) == ("reasoning", "message", "Yes")
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm"}]
     assert whole.usage.output_tokens_details.reasoning_tokens == 1
 
 
@@ -137,8 +133,7 @@ async def test_an_output_that_is_cut_or_empty(served: Front, outputs: FakeBacken
     events = [json.loads(one.split("data: ")[1]) for one in raw.strip().split("\n\n")]
     whole = await served.openai.responses.create(**ASKED)
     assert (whole.status, events[-1]["type"]) == ("incomplete", "response.incomplete")
-    assert events[-2]["item"]["status"] == "incomplete"
-    assert whole.incomplete_details.reason == "max_output_tokens"
+    assert (events[-2]["item"]["status"], whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     outputs.tokens, outputs.reason = (), Reason.STOP
     whole, _ = await both(served)
     assert (whole.output_text, len(whole.output)) == ("", 1)
@@ -151,8 +146,7 @@ async def test_errors_before_the_first_token_have_a_status_and_later_ones_are_ev
     assert refused.value.status_code == 503
     outputs.fault_after = 2
     events = [event async for event in await served.openai.responses.create(**ASKED, stream=True)]
-    assert events[-1].type == "error"
-    assert events[-1].code == "service_unavailable"
+    assert (events[-1].type, events[-1].code) == ("error", "service_unavailable")
 
 
 @pytest.mark.parametrize(

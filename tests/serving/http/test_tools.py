@@ -23,6 +23,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"enum": ["a", "b"]}}, "requi
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": SCHEMA}}
 TIME = {"type": "function", "function": {"name": "time"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "b"}}\n</tool_call>'
+OTHER_CALL = CALL.replace("weather", "time").replace('"city": "b"', "")
 ASKED: dict[str, Any] = {"model": "toy", "messages": MESSAGES, "tools": [WEATHER, TIME]}
 
 
@@ -76,8 +77,8 @@ async def test_calls_whole_and_streamed(served: Front, outputs: FakeBackend) -> 
     choice, chunks = await both(served)
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "See:\n")
     first, second = choice.message.tool_calls
-    assert (first.function.name, json.loads(first.function.arguments)) == ("weather", {"city": "b"})
-    assert first.type == "function"
+    called = first.type, first.function.name, json.loads(first.function.arguments)
+    assert called == ("function", "weather", {"city": "b"})
     assert first.id != second.id
     pieces = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
     assert [(one.index, one.function.name) for one in pieces if one.id] == [(0, "weather"), (1, "weather")]
@@ -92,15 +93,13 @@ async def test_an_answer_without_calls_is_content_and_one_that_is_cut_has_its_le
     outputs.tokens = tokens_of(["No", " <tool"])
     choice, _ = await both(served)
     assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", "No <tool", None)
-    outputs.tokens, outputs.reason = tokens_of(CALL[:-15]), Reason.LENGTH
-    whole = await served.chat(**ASKED)
-    assert outline(whole) == [("length", None, None, [("weather", '{"city": "b"')])]
-    outputs.reason = Reason.STOP  # by a string within the call
-    whole = await served.chat(**ASKED)
-    assert outline(whole) == [("stop", None, None, [("weather", '{"city": "b"')])]
-    outputs.tokens, outputs.reason = tokens_of(CALL[:-3]), Reason.LENGTH  # within the mark at its end
-    whole = await served.chat(**ASKED)
-    assert outline(whole) == [("length", None, None, [("weather", '{"city": "b"}')])]
+    for cut, reason, arguments in (
+        (15, Reason.LENGTH, '{"city": "b"'),
+        (15, Reason.STOP, '{"city": "b"'),  # by a string within the call
+        (3, Reason.LENGTH, '{"city": "b"}'),  # within the mark at its end
+    ):
+        outputs.tokens, outputs.reason = tokens_of(CALL[:-cut]), reason
+        assert outline(await served.chat(**ASKED)) == [(reason.value, None, None, [("weather", arguments)])]
 
 
 class Late(FakeBackend):
@@ -138,16 +137,14 @@ async def test_the_template_gets_tools_calls_and_results(served: Front, outputs:
     function = {"name": "weather", "arguments": {"city": "b"}}
     assert called == {"tool_calls": [{"id": answer.tool_calls[0].id, "type": "function", "function": function}]}
     assert told == {"tool_call_id": answer.tool_calls[0].id, "name": "weather"}
-    assert kept["tool_calls"][0]["function"] == {"name": "time", "arguments": "{"}
-    assert kept["reasoning_content"] == "Hm"
+    assert (kept["tool_calls"][0]["function"], kept["reasoning_content"]) == ({"name": "time", "arguments": "{"}, "Hm")
 
 
 @pytest.mark.parametrize("depth", [100, 500, 960, 985, 20_000])
 async def test_arguments_of_any_depth_can_be_sent_again(served: Front, outputs: FakeBackend, depth: int) -> None:
     call = {"function": {"name": "time", "arguments": '{"a":' * depth + "1" + "}" * depth}}
-    response = await served.post(
-        "/v1/chat/completions", messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call]}], tools=[TIME]
-    )
+    messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+    response = await served.post("/v1/chat/completions", messages=messages, tools=[TIME])
     assert response.status_code == 200
     prompt = outputs.requests[-1].generation.prompt
     shown = prompt.messages[-1].fields
@@ -160,10 +157,9 @@ async def grammar_of(served: Front, outputs: FakeBackend, **asked: Any) -> Gramm
 
 
 async def test_what_must_be_called_is_called_by_its_schema(served: Front, outputs: FakeBackend) -> None:
-    time = CALL.replace("weather", "time").replace('"city": "b"', "")
     for choice, fitting, others in (
-        ("required", (CALL, time, f"{CALL}\n{time}"), ("Hi", CALL.replace('"b"', '"c"'), "")),
-        ({"type": "function", "function": {"name": "weather"}}, (CALL,), (time, f"{CALL}\n{CALL}", "Hi")),
+        ("required", (CALL, OTHER_CALL, f"{CALL}\n{OTHER_CALL}"), ("Hi", CALL.replace('"b"', '"c"'), "")),
+        ({"type": "function", "function": {"name": "weather"}}, (CALL,), (OTHER_CALL, f"{CALL}\n{CALL}", "Hi")),
     ):
         grammar = await grammar_of(served, outputs, tool_choice=choice)
         assert all(accepted(grammar, text) for text in fitting)
@@ -174,15 +170,14 @@ async def test_what_must_be_called_is_called_by_its_schema(served: Front, output
 
 
 async def test_only_allowed_tools_are_shown_and_may_be_called(served: Front, outputs: FakeBackend) -> None:
-    time = CALL.replace("weather", "time").replace('"city": "b"', "")
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "time"}}]}
     grammar = await grammar_of(served, outputs, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
-    assert [accepted(grammar, one) for one in (time, CALL, "Hi")] == [True, False, False]
+    assert [accepted(grammar, one) for one in (OTHER_CALL, CALL, "Hi")] == [True, False, False]
     prompt = outputs.requests[-1].generation.prompt
     assert prompt.settings["tools"] == [TIME]
     allowed["mode"] = "auto"
     grammar = await grammar_of(served, outputs, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
-    assert [accepted(grammar, one) for one in (time, CALL, "Hi")] == [True, False, True]
+    assert [accepted(grammar, one) for one in (OTHER_CALL, CALL, "Hi")] == [True, False, True]
 
 
 async def test_the_effort_of_reasoning_is_the_templates_to_read(served: Front, outputs: FakeBackend) -> None:
@@ -229,8 +224,7 @@ async def test_the_format_is_the_templates_or_the_servers_to_say(outputs: FakeBa
     async with front(outputs, parser) as served:
         choice, _ = await both(served)
         assert choice.message.tool_calls[0].function.arguments == '{"city": "b"}'
-    assert {*ToolCallParser} == {"auto", *TOOL_FORMATS}
-    assert {*ReasoningParser} == {"none", *REASONINGS}
+    assert ({*ToolCallParser}, {*ReasoningParser}) == ({"auto", *TOOL_FORMATS}, {"none", *REASONINGS})
 
 
 async def test_reasoning_is_beside_the_content(thinking: Front, outputs: FakeBackend) -> None:
@@ -299,7 +293,6 @@ async def test_schemas_of_many_tools_are_one_grammar(served: Front, outputs: Fak
         for at in range(50)
     ]
     grammar = await grammar_of(served, outputs, tools=tools, tool_choice="required")
-    assert grammar is not None
     assert len(grammar.text) > 2 * MAX_LENGTH
     assert accepted(grammar, '<tool_call>\n{"name": "f49", "arguments": {"p0": "a"}}\n</tool_call>')
     assert not accepted(grammar, '<tool_call>\n{"name": "f49", "arguments": {"p0": "c"}}\n</tool_call>')

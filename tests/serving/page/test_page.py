@@ -31,11 +31,6 @@ TEXT = "".join(text for text, _ in WRITTEN)
 SECONDS = 60.0  # that a browser may take for anything; it is never waited for longer than it takes
 
 
-def browser_here() -> str | None:
-    """The path of a browser, if this machine has one."""
-    return next((path for path in map(shutil.which, BROWSERS) if path), None)
-
-
 def spans_before(place: int) -> tuple[Span, ...]:
     """A round of the pipeline for each token."""
     begin = place / 100
@@ -87,7 +82,12 @@ class Visit:
 
     async def generate(self, prompt: str = "def f(n):") -> None:
         """A whole output."""
-        await self.ask(prompt)
+        await self.page.locator("#prompt").fill(prompt)
+        await self.go_on()
+
+    async def go_on(self) -> None:
+        """The same of what stands there."""
+        await self.press("Generate")
         await self.page.get_by_text("a second.").wait_for()
 
     async def text_of(self, place: str) -> str:
@@ -106,10 +106,8 @@ async def visiting(browser: Browser, outputs: FakeBackend, options: HttpOptions 
         visit.page.on("request", lambda request: visit.asked.append(request.url))
         visit.page.on("console", lambda message: visit.faults.append(message.text))
         visit.page.on("pageerror", lambda error: visit.faults.append(str(error)))
-        visit.page.on(
-            "response",
-            lambda reply: visit.policies.update({reply.url: reply.headers.get("content-security-policy", "")}),
-        )
+        policy = "content-security-policy"
+        visit.page.on("response", lambda reply: visit.policies.update({reply.url: reply.headers.get(policy, "")}))
         try:
             await visit.begin(outputs)
             yield visit
@@ -119,7 +117,7 @@ async def visiting(browser: Browser, outputs: FakeBackend, options: HttpOptions 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    path = browser_here()
+    path = next((path for path in map(shutil.which, BROWSERS) if path), None)
     if path is None:
         pytest.skip(MISSING)
     async with async_playwright() as playwright:
@@ -178,12 +176,8 @@ async def test_a_whole_output(visit: Visit) -> None:
     assert await tokens_of(page) == [(text, kind.value) for text, kind in WRITTEN]
     assert await page.locator("#output").text_content() == "<i>x</i>" + TEXT
     assert await page.locator("#output").locator("b, i").count() == 0
-    looks = [
-        await page.locator(f"#output .{kind.value}").first.evaluate(
-            "one => [getComputedStyle(one).borderBottomStyle, getComputedStyle(one).borderBottomColor]"
-        )
-        for kind in Kind
-    ]
+    border = "one => [getComputedStyle(one).borderBottomStyle, getComputedStyle(one).borderBottomColor]"
+    looks = [await page.locator(f"#output .{kind.value}").first.evaluate(border) for kind in Kind]
     assert len({style for style, _ in looks}) == len({colour for _, colour in looks}) == 3
     figures = [await visit.text_of(f"#{name}") for name in ("tokens-per-pass", "acceptance", "tokens-per-second")]
     assert figures == ["2.00", "67 %", "8.0"]
@@ -237,9 +231,8 @@ async def test_a_chat_goes_on_with_what_was_said(visit: Visit) -> None:
     first, second = (order.generation.prompt for order in visit.outputs.requests)
     assert first == Chat((Message("user", "Hello"),))
     assert second == Chat((Message("user", "Hello"), Message("assistant", TEXT), Message("user", "And?")))
-    assert await visit.page.locator("#output").text_content() == (
-        f"user: Hello\n\nassistant: {TEXT}\n\nuser: And?\n\nassistant: {TEXT}"
-    )
+    said = f"user: Hello\n\nassistant: {TEXT}\n\nuser: And?\n\nassistant: {TEXT}"
+    assert await visit.page.locator("#output").text_content() == said
     await visit.press("new chat")
     await visit.page.get_by_role("radio", name="Text", exact=True).check()
     await visit.generate("x")
@@ -255,8 +248,7 @@ async def test_a_call_of_a_tool_is_shown_and_its_result_goes_back(browser: Brows
         await visit.press("call a tool")
         await visit.page.locator("#overlap").select_option("off")  # another setting leaves the example as it is
         await expect(visit.page.locator("#extra")).to_contain_text('"name":"calculator"', timeout=WAIT_MS)
-        await visit.press("Generate")
-        await visit.page.get_by_text("a second.").wait_for()
+        await visit.go_on()
         shown = await visit.page.locator("#output .token").all_text_contents()
         assert (shown[0], "".join(shown)) == ("→ weather {", f"→ weather {called}")
         outputs.tokens = TOKENS
@@ -272,8 +264,7 @@ async def test_a_call_of_a_tool_is_shown_and_its_result_goes_back(browser: Brows
         assert result.more == {"tool_call_id": made["id"]}
         await visit.press("JSON by a schema")
         assert await visit.page.get_by_label("Message", exact=True).input_value()
-        await visit.press("Generate")
-        await visit.page.get_by_text("a second.").wait_for()
+        await visit.go_on()
         assert outputs.requests[-1].generation.options.grammar.kind == "json"
         assert visit.faults == []
 
@@ -286,8 +277,7 @@ async def test_a_chat_comes_first_where_the_model_has_a_template_and_examples_fi
     assert await page.get_by_role("radio", name="Chat", exact=True).is_checked()
     assert await page.get_by_role("button", name="class Point", exact=True).is_hidden()
     await visit.press("write a class")
-    await visit.press("Generate")
-    await page.get_by_text("a second.").wait_for()
+    await visit.go_on()
     asked = visit.outputs.requests[0].generation.prompt
     assert asked == Chat((Message("user", "Write a Python class for a stack, with a docstring for each method."),))
 
@@ -367,14 +357,11 @@ async def test_compare_runs_the_same_without_a_drafter(visit: Visit) -> None:
     await visit.press("Compare")
     await visit.page.get_by_text("The texts are the same.").wait_for()
     drafted, plain = visit.outputs.requests
-    assert (drafted.drafter, plain.drafter) == ("ngram", "")
-    assert drafted.generation == plain.generation
+    assert (drafted.drafter, plain.drafter, drafted.generation) == ("ngram", "", plain.generation)
     assert await visit.text_of("#speedup") == "1.00 ×"
     assert await tokens_of(visit.page, "#plain-output") == await tokens_of(visit.page)
-    assert (
-        await visit.text_of("#verdict")
-        == "8 tokens a second with a drafter, 8 without: 1.00 ×. The texts are the same."
-    )
+    verdict = "8 tokens a second with a drafter, 8 without: 1.00 ×. The texts are the same."
+    assert await visit.text_of("#verdict") == verdict
     visit.outputs.end = OutputEnded(Reason.STOP, replace(figures(4), draft_tokens=0, drafted_at=()))
     await visit.generate()
     await visit.press("Compare")
@@ -391,9 +378,8 @@ async def test_lanes_are_drawn_from_the_trace(visit: Visit) -> None:
     assert names == ["epoch", "drafter", "wire", "verification", "wire", "target", "tokens out", "ms"]
     assert await lanes.locator("rect.work").count() == 2 * rounds
     assert await lanes.locator("line.way").count() == await lanes.locator("rect.kind").count() == rounds
-    assert await lanes.get_attribute("aria-label") == (
-        f"Work of drafter and target over 49 ms: {rounds} passes, {rounds} rejections"
-    )
+    label = f"Work of drafter and target over 49 ms: {rounds} passes, {rounds} rejections"
+    assert await lanes.get_attribute("aria-label") == label
     hidden = "one => one.scrollWidth - one.clientWidth"
     visit.outputs.tokens = TOKENS * 40
     await visit.generate()  # all of it is visible until somebody zooms
