@@ -90,7 +90,6 @@ def test_a_token_is_rarely_called_missing_if_it_is_only_rare() -> None:
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_a_temperature_off_by_two_percent_is_found_at_the_sample_size_that_is_stated(sign: int) -> None:
     stated = power_of(draws_of(2_000, 0), 1, LEVEL).temperature
-    assert stated is not None
     count = int(2_000 * ((1 + 1 / 0.02) / (1 + 1 / stated)) ** 2)
     found = [temperature(draws_of(count, seed, 1 + sign * 0.02)) for seed in range(3)]
     assert sum(one is not None and one.p < LEVEL for one in found) >= 2
@@ -101,9 +100,7 @@ def test_a_temperature_off_by_two_percent_is_found_at_the_sample_size_that_is_st
 
 @pytest.mark.parametrize("scale", [0.8, 0.98, 1.0, 1.1, 1.25, 2.0])
 def test_the_error_of_a_temperature_is_estimated_however_much_is_not_listed(scale: float) -> None:
-    found = likeliest_error(draws_of(20_000, 3, scale))
-    assert found is not None
-    error, deviation = found
+    error, deviation = likeliest_error(draws_of(20_000, 3, scale))
     assert abs(error - (scale - 1)) < 3 * deviation
     assert deviation < 0.02 * scale
 
@@ -137,7 +134,6 @@ def test_cells_are_pooled_and_too_few_draws_are_no_test() -> None:
 def test_what_is_too_little_for_a_cell_joins_the_smallest() -> None:
     distribution = np.array([0.9, 0.09, *[0.0001] * 100])  # the rest: an expectation of 1
     found = fit_of({0: 80, 1: 15, 7: 5}, distribution)
-    assert found is not None
     assert (found.statistic, found.freedom) == pytest.approx((10**2 / 90 + 10**2 / 10, 1))
 
 

@@ -222,7 +222,6 @@ def test_why_requests_have_no_session_is_logged_once_and_not_where_the_service_i
         for error in (Unreachable("gone"), Full("no room"), Full("no room")):
             with shared.lock:
                 address = shared.roster.take((), set(), 0.0)
-                assert address is not None
                 session = DrafterSession(shared, RequestState(), address, shared.roster[address])
             session.lost(error)
         assert caplog.text.count("a request goes on without drafts for a while: no room") == 1
@@ -237,7 +236,6 @@ def test_the_thread_of_drafters_is_not_bound_to_the_engines_core(target: Tokeniz
     try:
         with proposals(target, "127.0.0.1:1") as made:
             number = made._services._thread.native_id
-            assert number is not None
             free = set(range(os.cpu_count() or 1)) - {min(allowed)}
             assert os.sched_getaffinity(number) == (free or allowed)
             assert os.sched_getaffinity(0) == {min(allowed)}

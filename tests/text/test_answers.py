@@ -128,7 +128,6 @@ def test_the_format_and_the_reasoning_that_a_prompt_shows() -> None:
 
 def accepted(grammar: Grammar | None, text: str) -> bool:
     """Whether an output may be this text and end there."""
-    assert grammar is not None
     columns = [ControlRole.END_OF_SEQUENCE.letter, from_bytes(b"\xff")]
     matcher, letters = GrammarCompiler(columns, [0]).matcher(grammar), from_bytes(text.encode())
     if not matcher.fitting(NOTHING, letters).startswith(letters):
@@ -165,7 +164,6 @@ def test_what_the_grammar_of_calls_allows_is_read_as_calls(name: str, most: int 
 def test_of_tools_whose_schema_is_wrong_the_first_one_is_named_without_the_grammar() -> None:
     wrong = [Function("f", "{}"), Function("Get Weather", '{"properties": {"a": {"not": {}}}}')]
     grammar = AnswerForm(HERMES).grammar(wrong, False)
-    assert grammar is not None
     reason = 'function_1_get_weather_arguments: failed to compile JSON schema: Unimplemented keys: ["not"]'
     with pytest.raises(GrammarError) as refused:
         of_letters().matcher(grammar)
