@@ -56,9 +56,7 @@ CHAT = client.Chat((client.Message("system", "Be brief."), client.Message("user"
 ONE_BY_ONE = Choice(0)
 OFFSETS = st.integers(0, 10**6)
 FEW = 12  # examples, of a hundred draws each
-MASKED = client.SamplingOptions(
-    0.9, top_k=30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7))
-)
+MASKED = client.SamplingOptions(0.9, 30, repetition_penalty=1.3, frequency_penalty=0.5, bad_word_ids=((5,), (6, 7)))
 AHEAD = {"overlap": "on", "max_draft_tokens": 6, "min_draft_tokens": 1, "paths": 3}
 EVERY = [name for name, method in METHODS.items() if not (method.same_vocabulary or method.redistributed)]
 
@@ -145,8 +143,8 @@ async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter,
         wanted = await ended(plain.run(request))
     async with client.connect(target.address, drafter.address, trusted=False) as pipeline:
         found = await ended(pipeline.run(request, drafting=False))
-    assert (found.ids, found.text) == (wanted.ids, wanted.text)
-    assert found.statistics.method == wanted.statistics.method
+    ours, theirs = ((one.ids, one.text, one.statistics.method) for one in (found, wanted))
+    assert ours == theirs
     assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")
 
 
@@ -162,11 +160,9 @@ async def test_what_an_ended_output_holds_is_freed_without_a_collection(pipeline
         assert gone() is None
 
 
-async def test_services_of_this_process_give_what_those_behind_a_wire_give(
-    target_model: RunningModel, drafter_model: RunningModel, drafter_first: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("drafter_first", "same_secrets")
+async def test_services_of_this_process_give_what_those_behind_a_wire_give(target_model, drafter_model):
     """The same output, and the same rows: those of a target are rounded on any link."""
-    monkeypatch.setattr(Secrets, "drawn", staticmethod(lambda: Secrets(1, 2, 3)))
     settings = {"method": "coupled", "overlap": "off", "num_speculative_tokens": 3, "audit": True}
     async with (
         Server(TARGET, TargetService(target_model), AT_ONCE) as target,
@@ -333,11 +329,9 @@ async def test_with_runs_the_text_is_that_of_passes_one_by_one(alone, settings, 
     with monkeypatch.context() as patched:
         patched.setattr(session, "PLAIN", ONE_BY_ONE)
         without = await ended(alone.generate(PROMPT, max_tokens=50, **settings))
-    assert with_runs.ids == without.ids
-    assert (with_runs.text, with_runs.reason) == (without.text, without.reason)
+    assert (with_runs.ids, with_runs.text, with_runs.reason) == (without.ids, without.text, without.reason)
     ours, theirs = with_runs.statistics, without.statistics
-    assert (ours.passes, ours.tokens) == (theirs.passes, theirs.tokens)
-    assert ours.tokens_per_pass == 1
+    assert (ours.passes, ours.tokens, ours.tokens_per_pass) == (theirs.passes, theirs.tokens, 1)
     assert (ours.runs > 0, theirs.runs) == (True, 0)
     assert ours.bytes_sent < theirs.bytes_sent / 2
 

@@ -31,6 +31,7 @@ from crossdraft.types.messages import OpenTarget
 from tests.clock import GONE
 from tests.engine.test_loader import rewritten
 from tests.ports import assignment
+from tests.rpc.clock import until
 from tests.rpc.linked import DESCRIPTION, PuppetService
 from tests.rpc.sessions import DrafterClient, TargetClient
 from tests.serving.ports import free_port
@@ -46,11 +47,6 @@ ALL = ("a", "b", "c")
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crossdraft.client.discovery.FIRST_PAUSE", 0.001)
     monkeypatch.setattr("crossdraft.client.discovery.MAX_PAUSE", 0.01)
-
-
-async def used(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 def served(service: Any, role: Any = TARGET, address: str = "") -> Server:
@@ -118,13 +114,7 @@ async def test_a_drafter_that_reads_another_targets_states_is_not_used_from_the_
                 pass
 
 
-async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
-    target: TargetClient,
-    drafter_model: RunningModel,
-    taken: socket.socket,
-    nowhere: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_drafter_dead_from_the_start_is_used_once_it_is_there(target, drafter_model, taken, nowhere, caplog):
     async with connect(target.address, nowhere) as pipeline:
         assert pipeline.models.drafter is None
         plain = pipeline.generate(PROMPT, **SETTINGS)
@@ -135,8 +125,7 @@ async def test_a_drafter_that_is_dead_from_the_start_is_used_once_it_is_there(
             await pipeline.drafter_known()
             drafted = pipeline.generate(PROMPT, **SETTINGS)
             assert len([token async for token in drafted]) == 12
-        assert drafted.ids == plain.ids
-        assert drafted.statistics.draft_tokens > 0
+        assert (drafted.ids, drafted.statistics.draft_tokens > 0) == (plain.ids, True)
     assert caplog.text.count("; it is tried again") == 1
     assert f"drafter at {nowhere} is there now" in caplog.text
 
@@ -180,7 +169,7 @@ async def gone(pipeline: Pipeline, server: Server) -> None:
     """Returns when it has ended, and the pipeline knows."""
     team = pipeline._connected
     await server.drain()
-    await used(lambda: not (team._targets | team._drafters)[server.address].reachable)
+    await until(lambda: not (team._targets | team._drafters)[server.address].reachable)
 
 
 @pytest.mark.parametrize("noticed", [False, True], ids=["at once", "later"])
@@ -188,9 +177,8 @@ async def test_a_target_that_comes_back_with_another_model_is_described_anew(
     target_model: RunningModel, drafter_model: RunningModel, drafter: DrafterClient, noticed: bool
 ) -> None:
     """The outputs of the model before end; none of their ids reach the other model."""
-    first, other = served(Lasting(target_model)), Counting(drafter_model)
-    await first.start()
-    async with connect(first.address, drafter.address) as pipeline:
+    other = Counting(drafter_model)
+    async with served(Lasting(target_model)) as first, connect(first.address, drafter.address) as pipeline:
         running = pipeline.generate(PROMPT, **(SETTINGS | {"max_tokens": 100}))
         await anext(running)
         await (gone(pipeline, first) if noticed else first.drain())
@@ -198,8 +186,7 @@ async def test_a_target_that_comes_back_with_another_model_is_described_anew(
             with pytest.raises(Replaced, match="was replaced by another model"):
                 async for _ in running:
                     pass
-            assert other.openings == []
-            assert pipeline.models.target == other.description
+            assert (other.openings, pipeline.models.target) == ([], other.description)
             assert (pipeline.target_there, pipeline.target_fault) == (True, "")
             async with connect(first.address) as anew:
                 assert await written_by(pipeline) == await written_by(anew)
@@ -207,9 +194,7 @@ async def test_a_target_that_comes_back_with_another_model_is_described_anew(
 
 
 async def test_a_target_that_comes_back_with_the_same_model_goes_on_with_its_outputs(target_model: RunningModel):
-    first = served(Lasting(target_model))
-    await first.start()
-    async with connect(first.address) as pipeline:
+    async with served(Lasting(target_model)) as first, connect(first.address) as pipeline:
         whole = await written_by(pipeline)
         running = pipeline.generate(PROMPT, **SETTINGS)
         ids = [(await anext(running)).id]
@@ -228,7 +213,7 @@ async def test_one_of_several_targets_that_comes_back_with_another_model_is_not_
         await gone(pipeline, first)
         assert pipeline.target_fault == "1 of 2 lost; tried again"
         async with served(other, address=first.address) as service:
-            await used(lambda: "not used" in pipeline.target_fault)
+            await until(lambda: "not used" in pipeline.target_fault)
             assert re.fullmatch(r"1 of 2 not used: serves .* must serve the same model", pipeline.target_fault)
             assert first.address not in pipeline.target_fault
             assert pipeline.target_there
@@ -236,7 +221,7 @@ async def test_one_of_several_targets_that_comes_back_with_another_model_is_not_
         assert other.openings == []
         assert caplog.text.count("is not used") == 1
         async with served(Lasting(target_model), address=service.address):
-            await used(lambda: not pipeline.target_fault)
+            await until(lambda: not pipeline.target_fault)
             await second.drain()
             assert await written_by(pipeline) == whole
 
@@ -248,33 +233,30 @@ async def test_a_target_that_was_gone_for_long_keeps_no_other_model_away(target_
         connect(first.address, patience=Patience(target_seconds=0.01)) as pipeline,
     ):
         await pipeline.follow([first.address, other.address])
-        await used(lambda: "not used" in pipeline.target_fault)
+        await until(lambda: "not used" in pipeline.target_fault)
         await first.drain()
-        await used(lambda: other.address in pipeline._connected.services.targets)
+        await until(lambda: other.address in pipeline._connected.services.targets)
         assert pipeline.target_fault == "1 of 2 lost; tried again"
         pipeline._patience = Patience()  # outputs may take longer
         assert len(await written_by(pipeline)) == 12
 
 
 async def test_a_target_that_comes_back_with_less_context_says_so() -> None:
-    first = served(puppet())
-    await first.start()
-    async with connect(first.address) as pipeline:
+    async with served(puppet()) as first, connect(first.address) as pipeline:
         assert pipeline.models.context == 64
         await gone(pipeline, first)
         async with served(puppet(context=32), address=first.address):
-            await used(lambda: pipeline.models.context == 32)
+            await until(lambda: pipeline.models.context == 32)
 
 
 async def test_a_drafter_that_comes_back_with_another_vocabulary_is_used_again(target, drafter_model, target_model):
-    first = served(DrafterService(drafter_model), DRAFTER)
-    await first.start()
-    async with connect(target.address, first.address) as pipeline:
+    serving = served(DrafterService(drafter_model), DRAFTER)
+    async with serving as first, connect(target.address, first.address) as pipeline:
         whole, known = await written_by(pipeline), pipeline.models.drafter
         await gone(pipeline, first)
         assert pipeline.drafter_fault == "lost; tried again"
         async with served(DrafterService(target_model), DRAFTER, first.address):
-            await used(lambda: not pipeline.drafter_fault)
+            await until(lambda: not pipeline.drafter_fault)
             assert pipeline.models.drafter != known
             again = pipeline.generate(PROMPT, **SETTINGS)
             assert [token.id async for token in again] == whole
@@ -309,7 +291,7 @@ async def test_a_prompt_is_written_in_the_ids_of_the_model_that_reads_it(target,
             monkeypatch.setattr(pipeline._tokenizing, "run", run)
             found = await run(*given)
             await pipeline.follow(other.address)
-            await used(lambda: other.address in pipeline._connected.services.targets)
+            await until(lambda: other.address in pipeline._connected.services.targets)
             return found
 
         monkeypatch.setattr(pipeline._tokenizing, "run", slow)
@@ -345,13 +327,13 @@ async def test_another_model_is_served_once_the_targets_of_the_one_before_have_l
         assert pipeline.models.target is known
         services = pipeline._connected.services
         await pipeline.follow(other.address, drafter.address)
-        await used(lambda: other.address in pipeline._connected.services.targets)
+        await until(lambda: other.address in pipeline._connected.services.targets)
         assert pipeline.models.target != known
         assert pipeline.models.drafter == paired
         assert other.address not in services.targets
         ids += [token.id async for token in running]
         await pipeline.follow(target.address, drafter.address)
-        await used(lambda: target.address in pipeline._connected.services.targets)
+        await until(lambda: target.address in pipeline._connected.services.targets)
         assert await written_by(pipeline) == ids
 
 
@@ -372,9 +354,8 @@ async def test_targets_of_one_name_with_other_weights_are_refused(target, target
         with pytest.raises(RequestError, match="same model") as refused:
             async with connect([target.address, other_one.address]):
                 pass
-    assert one in str(refused.value)
-    assert other in str(refused.value)
-    assert ": other weights or dtype, or another version; all targets" in str(refused.value)
+    for said in (one, other, ": other weights or dtype, or another version; all targets"):
+        assert said in str(refused.value)
 
 
 async def test_in_an_update_the_first_model_is_served_until_its_targets_have_left(target, tuned):
@@ -383,7 +364,7 @@ async def test_in_an_update_the_first_model_is_served_until_its_targets_have_lef
         stays = next(one for one in (target.address, other.address) if one not in pipeline._connected.services.targets)
         assert len(await written_by(pipeline)) == 12
         await pipeline.follow(stays)
-        await used(lambda: stays in pipeline._connected.services.targets)
+        await until(lambda: stays in pipeline._connected.services.targets)
         assert pipeline.models.target.fingerprint != first
         assert len(await written_by(pipeline)) == 12
 
@@ -403,7 +384,7 @@ async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, 
         await pipeline._connected._targets[second.address].tried
         await pipeline.follow(second.address)
         await first.drain()
-        await used(lambda: second.address in pipeline._connected.services.targets)
+        await until(lambda: second.address in pipeline._connected.services.targets)
         assert pipeline.models.tokenization is tokenization  # it is not read again
         for output in (running, waiting):
             with pytest.raises(Replaced, match="was replaced by another model"):
@@ -453,7 +434,7 @@ async def test_connecting_waits_for_a_drafter_while_its_process_lives(target, dr
         with pytest.raises(ServiceError):
             await connecting
         return
-    await used(lambda: connecting.done() or asked.count(nowhere) > 3)  # it has failed that often
+    await until(lambda: connecting.done() or asked.count(nowhere) > 3)  # it has failed that often
     assert not connecting.done()
     taken.close()
     async with served(DrafterService(drafter_model), DRAFTER, nowhere):
@@ -497,16 +478,14 @@ def test_the_one_that_failed_least_recently_is_next_until_failures_are_forgiven(
 def test_one_in_use_is_taken_only_if_no_other_is_left() -> None:
     services = roster()
     services.failed("c", 1.0)
-    assert taken(services, used="ab", now=2.0) == "c"
-    assert taken(services, used="ab", failed="c", now=2.0) == "a"
+    assert (taken(services, used="ab", now=2.0), taken(services, used="ab", failed="c", now=2.0)) == ("c", "a")
 
 
 def test_one_that_leaves_keeps_its_sessions_and_gets_no_more_and_may_come_back() -> None:
     services = roster()
     assert taken(services) == "a"
     services.remove("a")
-    assert len(services) == 2
-    assert {*taken(services, 4)} == {"b", "c"}
+    assert (len(services), {*taken(services, 4)}) == (2, {"b", "c"})
     assert "a" in services
     services.failed("a", 1.0)
     services.give_back("a")
@@ -539,7 +518,6 @@ class Lives:
     def tried(self, services: Roster[float], opening: Open) -> Ready | Lost:
         self.now += opening.after
         address = services.take((), (), self.now)
-        assert address is not None
         if services[address] <= self.now:
             return Ready(opening.lane)
         self.now += 0.5

@@ -30,11 +30,8 @@ async def texts(running: Generation) -> list[str]:
 @CONTROLLERS
 async def test_tokens_text_and_figures_agree(controller: Controller) -> None:
     running, target, drafter = generation(controller=controller)
-    shown = await texts(running)
-    assert "".join(shown) == running.text
-    assert len(running.ids) == 12
-    assert running.reason is Reason.LENGTH
-    figures = running.statistics
+    shown, figures = await texts(running), running.statistics
+    assert ("".join(shown), len(running.ids), running.reason) == (running.text, 12, Reason.LENGTH)
     assert (figures.tokens, figures.num_speculative_tokens, figures.drafter_lost) == (12, 3, "")
     assert figures.accepted + figures.corrected + figures.bonus == 12
     assert 0 < figures.passes < 12
@@ -87,8 +84,7 @@ async def test_a_target_that_fails_is_opened_again_and_nothing_is_lost(error: Se
     await texts(undisturbed)
     running, target, _ = generation(controller=controller)
     target.error, target.fails_at = error, 3
-    assert "".join(await texts(running)) == running.text
-    assert running.ids == undisturbed.ids
+    assert ("".join(await texts(running)), running.ids) == (running.text, undisturbed.ids)
     assert len(target.opened) == target.closed == 2
     assert running.statistics.targets_lost == 1
 
