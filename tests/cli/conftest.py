@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from crossdraft.cli.app import main
+from tests.client.conftest import nowhere, taken
 from tests.services.conftest import drafter_folder, one_thread, target_folder, unhurried
+from tests.serving.exposed import samples
 
-__all__ = ["drafter_folder", "one_thread", "target_folder", "unhurried"]
+__all__ = ["drafter_folder", "nowhere", "one_thread", "taken", "target_folder", "unhurried"]
 COMMAND = [sys.executable, "-m", "crossdraft.cli"]
 
 
@@ -38,6 +41,12 @@ class Outcome:
         assert (self.code, self.out) == (code, "")
         assert complaint in self.err
         assert lines in (None, self.err.count("\n")), self.err
+
+    def says(self, *parts: str, err: str = "", code: int = 0) -> None:
+        """Asserts that it ended with this code, and had these in its output, and this in its errors."""
+        assert self.code == code, self.err
+        assert [part for part in parts if part not in self.out] == []
+        assert err in self.err
 
 
 Cli = Callable[..., Outcome]
@@ -77,6 +86,12 @@ def serving(*words: object, status: int = 0) -> Iterator[tuple["subprocess.Popen
             process.terminate()
             out, log = process.communicate()
     assert (process.returncode, out, "Traceback" in log) == (status, "", False), log
+
+
+def metric(address: str, name: str, **labels: str) -> float:
+    """The sum of all samples with these labels that are shown there."""
+    text = httpx.get(f"http://{address}/metrics", timeout=60).text
+    return sum(value for others, value in samples(text, name) if labels.items() <= others.items())
 
 
 @pytest.fixture(scope="session")

@@ -173,10 +173,8 @@ async def over_grpc(address: str, metrics: str) -> dict[str, set[str]]:
         def call(message: bytes, key: str = KEY, on: grpc.aio.Channel = channel, method: str = GENERATE) -> Any:
             return on.unary_stream(method)(message, metadata=(("authorization", f"Bearer {key}"),), timeout=300)
 
-        whole, bad = (
-            message_of(PROMPT, max_tokens=4),
-            [malformed_call(number) for number in range(MALFORMED) if number % 5 < 4],
-        )
+        whole = message_of(PROMPT, max_tokens=4)
+        bad = [malformed_call(number) for number in range(MALFORMED) if number % 5 < 4]
         silent = [call(message_of(PROMPT, max_tokens=2000, ignore_eos=True, logprobs=20), on=one) for one in narrow]
         for one in silent:
             await one.read()

@@ -29,21 +29,17 @@ def test_a_model_and_its_greedy_outputs(cli: Cli, tmp_path: Path, monkeypatch: p
 
 
 def test_tables_for_people(cli: Cli) -> None:
-    shown = cli("check", "random:llama").out
-    assert "1 exact, 0 differs, 0 refused, 0 not loaded" in shown
-    for part in ("a draft tree", "a reused prefix", "cache 1,024 bytes a token"):
-        assert part in shown
+    parts = ("1 exact, 0 differs, 0 refused, 0 not loaded", "a draft tree", "a reused prefix")
+    cli("check", "random:llama").says(*parts, "cache 1,024 bytes a token")
 
 
 def test_a_model_that_is_run_session_by_session(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a drafter of the same kind, whose drafts are right."""
     monkeypatch.setitem(models.RANDOM_SIZES, *SHALLOW)
-    shown = cli("check", "random:mamba", "--drafter", "random:mamba").out
-    assert "1 exact, 0 differs" in shown
-    assert ", ".join(3 * [str(check.ALL_TOKENS)]) in shown
-    assert "run one after another, and none begins with a prefix of another one: this model does not keep" in shown
-    assert "cache 0 bytes a token" in shown
-    assert "a reused prefix" not in shown
+    shown = cli("check", "random:mamba", "--drafter", "random:mamba")
+    shown.says("1 exact, 0 differs", ", ".join(3 * [str(check.ALL_TOKENS)]), "cache 0 bytes a token")
+    shown.says("run one after another, and none begins with a prefix of another one: this model does not keep")
+    assert "a reused prefix" not in shown.out
 
 
 def test_a_drafter_that_is_run_session_by_session(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +50,10 @@ def test_a_drafter_that_is_run_session_by_session(cli: Cli, monkeypatch: pytest.
 
 
 def test_what_is_refused_or_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("check", "random:bert", "random:llama")
-    assert ended.code == 1
-    assert "1 exact, 0 differs, 1 refused, 0 not loaded" in ended.out
-    assert "random:bert refused: this model does not keep keys and values" in ended.err
-    ended = cli("check", "bundled:nothing")
-    assert (ended.code, "0 exact, 0 differs, 0 refused, 1 not loaded" in ended.out) == (1, True)
-    assert "there is no bundled model 'bundled:nothing'" in ended.err
+    refused = "random:bert refused: this model does not keep keys and values"
+    cli("check", "random:bert", "random:llama").says("1 exact, 0 differs, 1 refused, 0 not loaded", err=refused, code=1)
+    unknown = "there is no bundled model 'bundled:nothing'"
+    cli("check", "bundled:nothing").says("0 exact, 0 differs, 0 refused, 1 not loaded", err=unknown, code=1)
     cli("check", "random:llama", "--device", "abacus").failed("--device must be auto, cpu or a device that torch")
     cli("check", "random:llama", "--markdown", tmp_path / "none" / "table.md").failed("cannot write")
 
@@ -72,29 +65,22 @@ def test_a_tokenizer_that_no_service_takes_is_refused_with_its_words(cli: Cli, t
     tiny_llama(eos_token_id=3).save_pretrained(tmp_path)
     said = "a WordPiece tokenizer is not supported; use one with a BPE or Unigram model"
     ended = cli("check", str(tmp_path), *more)
-    assert (ended.code, "0 exact, 0 differs, 1 refused, 0 not loaded" in ended.out) == (1, True)
-    assert f"{tmp_path} refused: {said}" in ended.err
+    ended.says("0 exact, 0 differs, 1 refused, 0 not loaded", err=f"{tmp_path} refused: {said}", code=1)
     cli("serve", "target", "--model", str(tmp_path), "--port", "0").failed(said, 1)
 
 
 def test_a_checkpoint_that_lacks_tensors_is_not_loaded(cli: Cli, tmp_path: Path) -> None:
     rewritten(folder_of(tmp_path), lambda tensors: {name: tensors[name] for name in tensors if "lm_head" not in name})
-    ended = cli("check", str(tmp_path))
-    assert (ended.code, "0 exact, 0 differs, 0 refused, 1 not loaded" in ended.out) == (1, True)
-    assert "the checkpoint lacks lm_head.weight" in ended.err
+    lacks = "the checkpoint lacks lm_head.weight"
+    cli("check", str(tmp_path)).says("0 exact, 0 differs, 0 refused, 1 not loaded", err=lacks, code=1)
 
 
 def test_what_differs(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "window_of", lambda *_: Window(23))
-    ended = cli("check", "random:mistral")
-    assert ended.code == 1
-    assert "differs" in ended.out
-    assert "random:mistral differs: a prompt by" in ended.err
+    cli("check", "random:mistral").says("differs", err="random:mistral differs: a prompt by", code=1)
 
 
 def test_every_architecture(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are refused, or have no small random model, are no failure."""
     monkeypatch.setattr(models, "architectures", lambda: ["llama", "bert", "no such model"])
-    ended = cli("check", "random:all")
-    assert ended.code == 0
-    assert "1 exact, 0 differs, 1 refused, 1 not loaded" in ended.out
+    cli("check", "random:all").says("1 exact, 0 differs, 1 refused, 1 not loaded")

@@ -62,9 +62,8 @@ def expected(name: str) -> Matrix:
 
 
 def same(one: Matrix, other: Matrix) -> bool:
-    return type(one) is type(other) and all(
-        np.array_equal(value, vars(other)[name]) for name, value in vars(one).items()
-    )
+    due = vars(other)
+    return type(one) is type(other) and all(np.array_equal(value, due[name]) for name, value in vars(one).items())
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -75,17 +74,11 @@ def test_each_kind(cli: Cli, affinity: tuple[object, ...], tmp_path: Path, name:
     assert (made.target, made.drafter) == (tokenizer_digest(TARGET.json), tokenizer_digest(DRAFTER.json))
     assert same(made.matrix, expected(name))
     made.check_drafter(DRAFTER.json, DRAFTER.size)
-    lines = ended.out.splitlines()
+    ids, lines = made.matrix.drafter_ids, ended.out.splitlines()
+    reached, _ = made.matrix.redistribute(ids, np.full(len(ids), 1 / len(ids)))  # a draft of all that may be drafted
     assert lines[0].startswith(f"wrote {tmp_path / 'out'}: {name}")
-    assert any(
-        "draft tokens that the target has" in line and f"{len(made.matrix.drafter_ids):,}" in line for line in lines
-    )
-    size = len(made.matrix.drafter_ids)
-    reached, _ = made.matrix.redistribute(
-        made.matrix.drafter_ids, np.full(size, 1 / size)
-    )  # a draft of all that may be drafted
-    (shown,) = (line for line in lines if "can stand for" in line)
-    assert f" {len(reached):,} of " in shown
+    for what, shown in (("draft tokens that the target has", f"{len(ids):,}"), ("stand for", f" {len(reached):,} of ")):
+        assert [shown in line for line in lines if what in line] == [True]
 
 
 def test_options_of_an_affinity(cli: Cli, affinity: tuple[object, ...], tmp_path: Path) -> None:

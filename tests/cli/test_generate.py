@@ -4,7 +4,6 @@ import io
 import os
 import re
 import signal
-import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -72,9 +71,8 @@ def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None
 
 def test_an_unknown_method_is_refused_before_anything_is_started(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "own_services", lambda *_: pytest.fail("a model was loaded"))
-    cli("generate", "--method", "guess", PROMPT).failed(
-        "unknown method 'guess'; choose one of standard, union", lines=1
-    )
+    unknown = "unknown method 'guess'; choose one of standard, union"
+    cli("generate", "--method", "guess", PROMPT).failed(unknown, lines=1)
 
 
 def test_where_the_prompt_comes_from(cli: Cli, target: str) -> None:
@@ -136,9 +134,8 @@ def test_an_audit_is_in_the_figures(cli: Cli, pair: Pair) -> None:
     audit = ("--audit", "--method", "tli", *ROUNDS)
     figures = cli("generate", *pair, "--json", *audit, *SHORT).records[-1]["statistics"]
     assert figures["audited"] == figures["draft_tokens"] > 0
-    shown = cli("generate", *pair, "--audit", "--method", "tokentiming", "--allow-inexact", *ROUNDS, *SHORT)
-    assert shown.code == 0
-    assert "were drawn from their rows" in shown.err
+    inexact = ("--audit", "--method", "tokentiming", "--allow-inexact", *ROUNDS, *SHORT)
+    cli("generate", *pair, *inexact).says(err="were drawn from their rows")
 
 
 def test_ctrl_c_ends_a_command_that_loads_models_at_once(tmp_path: Path) -> None:
@@ -160,23 +157,18 @@ def test_ctrl_c_ends_a_command_that_loads_models_at_once(tmp_path: Path) -> None
     assert ended == 3 * [(-signal.SIGINT, False)]
 
 
+ALONE = {"drafter": ["none"]}
+
+
 @pytest.mark.parametrize(
     ("asked", "where", "noted"),
     [
         ({"num_speculative_tokens": 4}, {"server": "a:1"}, ["-k"]),
         ({"num_speculative_tokens": 4, "overlap": Overlap.ON}, {"server": "a:1"}, []),
         ({"num_speculative_tokens": 4, "overlap": Overlap.OFF}, {"server": "a:1"}, []),
-        ({"num_speculative_tokens": 4, "speculation": True}, {"drafter": ["none"]}, ["--speculation", "-k"]),
-        (
-            {"tree_nodes": 16, "branches": 2, "explain": True},
-            {"drafter": ["none"]},
-            ["--branches", "--tree-nodes", "--explain"],
-        ),
-        (
-            {"max_draft_tokens": 9},
-            {"drafter": ["none"], "untrusted_drafter": True},
-            ["--max-draft-tokens", "--untrusted-drafter"],
-        ),
+        ({"num_speculative_tokens": 4, "speculation": True}, ALONE, ["--speculation", "-k"]),
+        ({"tree_nodes": 16, "branches": 2, "explain": True}, ALONE, ["--branches", "--tree-nodes", "--explain"]),
+        ({"max_draft_tokens": 9}, ALONE | {"untrusted_drafter": True}, ["--max-draft-tokens", "--untrusted-drafter"]),
         ({"speculation": True}, {"target": ["a:1", "b:1"], "drafter": ["c:1"]}, []),
     ],
 )
@@ -192,20 +184,13 @@ def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
     assert "the prompt is not UTF-8" in cli("generate", *pair, "-", stdin=b"\xff").err
 
 
-def test_services_that_cannot_be_reached(cli: Cli, target: str) -> None:
-    with socket.socket() as taken:  # bound, and nobody listens: a connection is refused
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = cli("generate", "--target", address, "--drafter", "none", PROMPT)
-        assert (ended.code, ended.out) == (1, "")
-        assert ended.err.startswith(f"crossdraft: target at {address}: ")
-        assert "check that the service runs there" in ended.err
-        assert ended.err.count("\n") == 1
-        ended = cli("generate", "--target", f"{address},{target}", "--drafter", address, *SHORT)
-        assert ended.code == 0
-        for name in ("target", "drafter"):
-            assert f"crossdraft: {name} at {address}: " in ended.err
-        assert "the drafter is not there yet" in ended.err
+def test_services_that_cannot_be_reached(cli: Cli, target: str, nowhere: str) -> None:
+    ended = cli("generate", "--target", nowhere, "--drafter", "none", PROMPT)
+    ended.failed("check that the service runs there", 1, lines=1)
+    assert ended.err.startswith(f"crossdraft: target at {nowhere}: ")
+    ended = cli("generate", "--target", f"{nowhere},{target}", "--drafter", nowhere, *SHORT)
+    for said in (*(f"crossdraft: {name} at {nowhere}: " for name in ("target", "drafter")), "drafter is not there yet"):
+        ended.says(err=said)
     mistaken = cli("generate", "--target", target, "--drafter", target, *SHORT)
     assert mistaken.code == 0
     assert mistaken.err.startswith(f"crossdraft: what listens at {target} is no drafter (is it the target? check the")
@@ -291,9 +276,9 @@ def counted(counts: Counts) -> Statistics:
     return Statistics(method="tli", num_speculative_tokens=3, prompt_tokens=1, **facts)
 
 
-def table(counts: Counts, audit: bool) -> str:
+def table(counts: Counts, audit: bool = False, **settings: object) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=100).print(figures(counted(counts), audit))
+    Console(file=stream, width=100).print(figures(replace(counted(counts), settings=settings), audit))
     return stream.getvalue()
 
 
@@ -326,11 +311,11 @@ def test_acceptance_is_shown_by_position() -> None:
 def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:
     counts = Counts(draft_tokens=3, bonus=3)
     counts.rounds(3, 1, True, 1)
-    shown = table(counts, audit=False)
+    shown = table(counts)
     assert "none: no draft token came in time" in shown
     assert "draft tokens that agree │ 1.00 per round, late ones included" in shown
     counts = replace(counts, accepted=3, corrected=1)
-    assert "75.0% of 4" in table(counts, audit=False)
+    assert "75.0% of 4" in table(counts)
 
 
 @pytest.mark.parametrize(
@@ -347,22 +332,19 @@ def test_why_an_output_ended(reason: Reason | None, tokens: int, words: str) -> 
 
 
 def test_what_was_used_for_sampling_is_shown() -> None:
-    stream = io.StringIO()
-    used = replace(counted(Counts()), settings={"temperature": 0.7, "top_k": 20, "max_tokens": 4096})
-    Console(file=stream, width=100).print(figures(used))
-    assert "temperature 0.7, top_k 20, max_tokens 4096" in stream.getvalue()
+    assert "temperature 0.7, top_k 20, max_tokens 4096" in table(Counts(), temperature=0.7, top_k=20, max_tokens=4096)
 
 
 def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:
     assert "0 draft tokens were drawn from their rows" in table(Counts(), audit=True)
-    assert "drawn from" not in table(Counts(), audit=False)
+    assert "drawn from" not in table(Counts())
 
 
 def test_an_output_without_draft_tokens_shows_why() -> None:
-    assert "drafted nothing: there is no drafter" in table(Counts(undrafted="there is no drafter"), audit=False)
-    aside = table(Counts(undrafted="no room", stood_aside=3), audit=False)
+    assert "drafted nothing: there is no drafter" in table(Counts(undrafted="there is no drafter"))
+    aside = table(Counts(undrafted="no room", stood_aside=3))
     assert "stood aside 3 times, the last time because no room" in aside
-    assert "drafted nothing" not in table(Counts(draft_tokens=3), audit=False)
+    assert "drafted nothing" not in table(Counts(draft_tokens=3))
 
 
 def test_of_many_decisions_the_first_and_the_last_are_explained() -> None:

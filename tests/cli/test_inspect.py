@@ -16,9 +16,8 @@ def test_json_is_the_report(cli: Cli, target_folder: Path, drafter_folder: Path,
     sample = tmp_path / "sample.txt"
     sample.write_text("def main(): pass\n")
     ended = cli("inspect", target_folder, drafter_folder, "--json", "--sample", sample)
-    report = compare(
-        kind("gpt2").tokenization(Side.TARGET), kind("llama2").tokenization(Side.DRAFTER), sample.read_text()
-    )
+    pair = kind("gpt2").tokenization(Side.TARGET), kind("llama2").tokenization(Side.DRAFTER)
+    report = compare(*pair, sample.read_text())
     assert (ended.code, ended.err) == (0, "")
     assert json.loads(ended.out) == json.loads(json.dumps(asdict(report)))
 

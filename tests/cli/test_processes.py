@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,8 @@ from crossdraft.cli.workers import Worker, Workers, reserved
 from crossdraft.config.engine import EngineOptions
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import CannotListen
-from tests.cli.conftest import Cli, serving
-from tests.rpc.clock import HANGS
+from tests.cli.conftest import Cli, metric, serving
+from tests.rpc.clock import HANGS, until
 
 READY = """
 import json, os, signal
@@ -33,8 +32,6 @@ print(json.dumps({"address": str(os.getpid())}), flush=True)
 signal.pause()
 """
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + READY
-FAILED = "import sys; sys.exit('noise\\ncrossdraft: the reason')"
-GONE = "pass"
 
 
 @dataclass(frozen=True)
@@ -73,13 +70,6 @@ def test_sizes_of_graphs_reach_a_model(given: dict[str, Any], typed: tuple[str, 
     assert ModelOptions.of("bundled:target", options).captured == captured
 
 
-async def ended(address: str) -> None:
-    while True:
-        if not processes.patience().lives(address):
-            return
-        await asyncio.sleep(0)
-
-
 async def test_they_run_for_the_time_of_the_block() -> None:
     async with running([wanted(), wanted(role="drafter")]) as found:
         assert [alive(one.address) for one in found] == [True, True]
@@ -109,20 +99,22 @@ async def test_one_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatc
     assert not alive(found.address)
 
 
-async def test_one_that_does_not_start_is_quoted_and_ends_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "error", "said"),
+    [
+        ("import sys; sys.exit('noise\\ncrossdraft: the reason')", CommandFailed, "the reason"),
+        ("import sys; print('crossdraft: the reason', file=sys.stderr); sys.exit(2)", UsageError, "the reason"),
+        ("pass", CommandFailed, "it printed no error"),
+    ],
+)
+async def test_one_that_does_not_start_is_quoted_and_ends_the_others(tmp_path, program, error, said) -> None:
+    """What is wrong with its options is wrong usage here, too."""
     note = tmp_path / "note"
-    program = f"import os; open({str(note)!r}, 'w').write(str(os.getpid()))\n{READY}"
-    with pytest.raises(CommandFailed, match="the drafter did not start: the reason"):
-        async with running([wanted(program), wanted(FAILED, "drafter")]):
+    first = f"import os; open({str(note)!r}, 'w').write(str(os.getpid()))\n{READY}"
+    with pytest.raises(error, match=f"the drafter did not start: {said}"):
+        async with running([wanted(first), wanted(program, "drafter")]):
             raise AssertionError("it cannot have started")
     assert not alive(note.read_text())
-
-
-async def test_what_is_wrong_with_its_options_is_wrong_usage_here_too() -> None:
-    wrong = "import sys; print('crossdraft: the reason', file=sys.stderr); sys.exit(2)"
-    with pytest.raises(UsageError, match="the target did not start: the reason"):
-        async with running([wanted(wrong)]):
-            raise AssertionError("it cannot have started")
 
 
 async def test_one_that_is_slow_is_waited_for_and_asked_while_it_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -135,14 +127,8 @@ async def test_one_that_is_slow_is_waited_for_and_asked_while_it_lives(monkeypat
         assert processes.patience(target_seconds=7.0).target_seconds == 7
         assert processes.patience().lives(found.address)
         os.kill(found.process_id, signal.SIGKILL)
-        await ended(found.address)
+        await until(lambda: not processes.patience().lives(found.address))
     assert "the target is still starting" in noted.read_text()
-
-
-async def test_one_that_ends_while_it_is_waited_for_is_not_waited_for_any_more() -> None:
-    with pytest.raises(CommandFailed, match="the target did not start: it printed no error"):
-        async with running([wanted(GONE)]):
-            raise AssertionError("it cannot have started")
 
 
 STREAMS = 20  # that they all reach the same of two workers happens once in 500,000 runs
@@ -183,13 +169,6 @@ def rest(stream: Any, text: str) -> str | None:
     return text
 
 
-def successes(address: str) -> float:
-    """Outputs that ended well, of all workers."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("crossdraft_request_success_total{"))
-
-
 def test_one_that_is_killed_comes_back_while_streams_of_the_other_go_on_and_all_are_drained(slow: str) -> None:
     with supervised("http", slow, "--max-outputs", 2 * STREAMS, "--grace-seconds", 120) as (process, ready):
         (first, _), address = ready["workers"], ready["address"]
@@ -204,7 +183,7 @@ def test_one_that_is_killed_comes_back_while_streams_of_the_other_go_on_and_all_
         again = [begun(address) for _ in range(FEW)]
         assert [rest(stream, text) for _, stream, text in again] == [whole[0]] * FEW
         # One that was killed may have counted an output whose last bytes never left it.
-        assert len(whole) + FEW <= successes(address) <= STREAMS + FEW
+        assert len(whole) + FEW <= metric(address, "request_success_total") <= STREAMS + FEW
         last = [begun(address) for _ in range(FEW)]
         process.terminate()  # all are drained
         assert [rest(stream, text) for _, stream, text in last] == [whole[0]] * FEW
@@ -217,7 +196,7 @@ def test_grpc_with_metrics_of_all_and_workers_that_do_not_end_well(cli: Cli, slo
     with supervised("grpc", slow, "--metrics-port", 0, "--grace-seconds", 120, status=1) as (process, ready):
         made = [cli("generate", "--server", ready["address"], "--max-tokens", 4, "Say") for _ in range(4)]
         assert [one.code for one in made] == [0] * 4
-        assert successes(ready["metrics"]) == 4
+        assert metric(ready["metrics"], "request_success_total") == 4
         for worker in ready["workers"]:
             os.kill(worker, signal.SIGSTOP)
         process.terminate()

@@ -22,8 +22,7 @@ def test_the_advice_is_the_fastest_one_if_it_is_faster_than_none_beyond_chance()
     assert "None helps" in advice(useless)
     assert "bundled:b with method slem, is 0.90 ± 0.10 times as fast" in advice(useless)
     assert "measure more prompts" not in advice(useless)
-    assert best_of([]) is None
-    assert advice([]) == "None helps: no method can be used with these drafters."
+    assert (best_of([]), advice([])) == (None, "None helps: no method can be used with these drafters.")
     doubtful = replace(CANDIDATE, measured=1.29, error=0.5)
     said = advice([doubtful, replace(CANDIDATE, method="tli", measured=0.9)])
     assert best_of([doubtful]) is None
