@@ -102,7 +102,11 @@ class TargetController:
             self._round = RunningRound()  # the time until the next one is nobody's
 
     def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
-        """A pass of any output returned, or some tokens of a run; when all had one a round is over."""
+        """A pass of any output returned, or some tokens of a run.
+
+        A round lasts from the first return of a pass to that of the one after which all have had one: so outputs
+        that share their passes change to another arm in the same one.
+        """
         if (seen.sessions, seen.fed, seen.seconds) != self._pass:  # else another output in it has told of it
             self._pass = seen.sessions, seen.fed, seen.seconds
             self._others.add(max(0.0, seen.sessions - self._own))
@@ -113,10 +117,10 @@ class TargetController:
                 known = self._round.pure and not arm.drafts
                 usual = seen.seconds if known else min(seen.seconds, self.costs.target.seconds(fed))
                 self._reading += max(0.0, usual - self.costs.target.seconds(most))
+            began, over = self._round.began, self._tokens and self._passes >= max(1, len(self._round.sharing))
+            if began is None or (now > began and over):
+                self._end_round(now)
         self._passes += seen.forwards * shares
-        began, over = self._round.began, self._tokens and self._passes >= max(1, len(self._round.sharing))
-        if began is None or (now > began and over):
-            self._end_round(now)
 
     def emitted(self, tokens: int) -> None:
         self._tokens += tokens
@@ -260,6 +264,8 @@ class OutputController(Controller):
             costs.steps[self._arm.overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
             costs.trips[self._arm.overlap].add(seen.waited - seen.seconds - seen.queued, len(outputs))
+        if seen.draft_tokens:
+            self.used = self._arm
 
     def _judged(self, seen: Judged) -> None:
         """What was emitted, and how draft tokens fared."""
@@ -268,8 +274,6 @@ class OutputController(Controller):
         self._aside -= min(self._aside, seen.tokens)
         self.under_way = self.under_way or seen.tokens > 0
         self.target.emitted(seen.tokens)
-        if not self._arm.drafts or self._drafted:
-            self.used = self._arm
         if not self._arm.drafts:
             self._fared.fade(seen.tokens / 2)
         compared = min(self._behind, seen.accepted)  # with the target's own draws: not by the method's chance
@@ -328,6 +332,8 @@ class OutputController(Controller):
         if self._aside:
             arm, reason = PLAIN, ASIDE.format(self._why)
         self._arm = arm
+        if not arm.drafts:
+            self.used = PLAIN
         if arm.drafts:
             self._run = 1
             return self._choice(arm, reason)
