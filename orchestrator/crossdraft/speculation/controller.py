@@ -46,15 +46,22 @@ class Fares:
         self.gained = defaultdict[int, Share](Share)  # tokens for each of no drafter, by load as `selections`
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunningRound:
-    """What a round begins with."""
+    """Passes in which each output has its turn: from the first return of one to the first after the last of them."""
 
     began: float | None = None  # seconds; None: no output is under way
     number: int = 0  # outputs with a first token
     sharing: Sequence["OutputController"] = ()  # ... that use the arm of all
     each: int = 1  # tokens of each in a pass, at most
     pure: bool = False  # all used that arm before
+    passes: int = 0  # that returned, of the outputs that share the arm
+    tokens: int = 0  # emitted
+    reading: float = 0.0  # seconds that went into prompts
+
+    @property
+    def over(self) -> bool:
+        return self.tokens > 0 and self.passes >= max(1, len(self.sharing))
 
 
 class TargetController:
@@ -67,14 +74,12 @@ class TargetController:
         self.selection = ArmSelection(self.budget, PLAIN)  # of the load
         self.selections = {0: self.selection}  # by its binary logarithm
         self.speed = 1.0  # tokens a second of each output, as of the latest round
-        self._own = 0.0  # outputs of this orchestrator that share a target
         self.octave = 0  # binary logarithm of the load, about
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
         self._fares: dict[Kind, Fares] = {}
         self._recent = Share(memory=RECENT)
         self._pass = (0, 0, 0.0)  # sessions, tokens and seconds of the latest pass
         self._round = RunningRound()
-        self._tokens = self._passes = self._reading = 0.0  # of it: emitted, returned, and seconds of reading prompts
 
     def output(self, kind: Kind, arms: Arms, targets: int = 1) -> "OutputController":
         """The controller of a new output.
@@ -92,38 +97,38 @@ class TargetController:
 
     def begun(self, output: "OutputController") -> None:
         self.outputs[output] = None
-        self._count()
         self._choose_selection()
 
     def ended(self, output: "OutputController") -> None:
         self.outputs.pop(output, None)
-        self._count()
         if not self.outputs:
             self._round = RunningRound()  # the time until the next one is nobody's
 
     def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
         """A pass of any output returned, or some tokens of a run.
 
-        A round lasts from the first return of a pass to that of the one after which all have had one: so outputs
-        that share their passes change to another arm in the same one.
+        A round ends with the first return of a pass, so that all outputs in it begin with what is decided then.
         """
         if (seen.sessions, seen.fed, seen.seconds) != self._pass:  # else another output in it has told of it
             self._pass = seen.sessions, seen.fed, seen.seconds
-            self._others.add(max(0.0, seen.sessions - self._own))
-            arm, fed, most = self.selection.current, max(seen.fed, seen.sessions), seen.sessions * self._round.each
-            if not (self._round.pure and arm.overlap):  # on one device drafts slow these passes down
-                self.costs.target.add(seen.seconds / seen.forwards, fed)
-            if fed > most:  # a prompt is read, too: that is nobody's, but how much slower it is beside drafts
-                known = self._round.pure and not arm.drafts
-                usual = seen.seconds if known else min(seen.seconds, self.costs.target.seconds(fed))
-                self._reading += max(0.0, usual - self.costs.target.seconds(most))
-            began, over = self._round.began, self._tokens and self._passes >= max(1, len(self._round.sharing))
-            if began is None or (now > began and over):
+            self._learn(seen)
+            if self._round.began is None or (now > self._round.began and self._round.over):
                 self._end_round(now)
-        self._passes += seen.forwards * shares
+        self._round.passes += seen.forwards * shares
+
+    def _learn(self, seen: PassSeen) -> None:
+        """What a pass took, and how much of that is a prompt's."""
+        self._others.add(max(0.0, seen.sessions - self._own))
+        arm, fed, most = self.selection.current, max(seen.fed, seen.sessions), seen.sessions * self._round.each
+        if not (self._round.pure and arm.overlap):  # on one device drafts slow these passes down
+            self.costs.target.add(seen.seconds / seen.forwards, fed)
+        if fed > most:  # a prompt is read, too: that is nobody's, but how much slower it is beside drafts
+            known = self._round.pure and not arm.drafts
+            usual = seen.seconds if known else min(seen.seconds, self.costs.target.seconds(fed))
+            self._round.reading += max(0.0, usual - self.costs.target.seconds(most))
 
     def emitted(self, tokens: int) -> None:
-        self._tokens += tokens
+        self._round.tokens += tokens
 
     def judged(self, accepted: int, seen: int, usual: float) -> None:
         """Draft tokens of an output were judged, each of which had this chance."""
@@ -132,14 +137,14 @@ class TargetController:
         if recent.seen >= RECENT / 3 and recent.factor(usual) != 1:  # all fare otherwise than they did
             for fares in {one.fares for one in self.outputs}:
                 fares.acceptance = Share(recent.held, recent.seen)
-            self._recent, self._round = Share(memory=RECENT), replace(self._round, pure=False)
+            self._recent, self._round.pure = Share(memory=RECENT), False
 
     def _end_round(self, now: float) -> None:
         selection, arm, over = self.selection, self.selection.current, self._round
         if over.began is not None and over.sharing:
             guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
-            tokens = self._tokens / over.number
-            seconds = max(0.0, now - over.began - self._reading)
+            tokens = over.tokens / over.number
+            seconds = max(0.0, now - over.began - over.reading)
             self._compare(tokens, min(seconds, STALL * guesses[arm].seconds))
             selection.add(seconds, tokens, over.pure, guesses, over.number)
             if not arm.drafts and over.pure:
@@ -152,7 +157,6 @@ class TargetController:
         late = sum(one.used != arm for one in sharing) + len(self.outputs) - number
         each = max(1 + (used.tree_nodes or used.max_draft_tokens) for used in (arm, *(one.used for one in sharing)))
         self._round = RunningRound(now, number, sharing, each, late <= len(sharing) // 10)
-        self._tokens = self._passes = self._reading = 0.0
 
     def _compare(self, tokens: float, seconds: float) -> None:
         """What a round brought to each output that it has, with what no drafter would have in so many seconds."""
@@ -162,8 +166,10 @@ class TargetController:
 
     # What is decided.
 
-    def _count(self) -> None:
-        self._own = len(self.outputs) / max((one.targets for one in self.outputs), default=1)
+    @property
+    def _own(self) -> float:
+        """Outputs of this orchestrator that share a target."""
+        return len(self.outputs) / max((one.targets for one in self.outputs), default=1)
 
     @property
     def load(self) -> float:
@@ -180,7 +186,7 @@ class TargetController:
             self.octave = round(log2(self.load))
         selection = self.selections.setdefault(self.octave, ArmSelection(self.budget, PLAIN))
         if selection is not self.selection or arms != self.arms:
-            self.selection, self.arms, self._round = selection, arms, replace(self._round, pure=False)
+            self.selection, self.arms, self._round.pure = selection, arms, False
             tried = any(map(selection.seen, (arm for arm in arms if arm.drafts)))
             selection.resume(arms, selection.usual if tried else self._nearest(arms))
 
@@ -219,7 +225,7 @@ class OutputController(Controller):
     def __init__(self, target: TargetController, arms: Arms, fares: Fares, targets: int, greedy: bool) -> None:
         self.target, self.arms, self.fares, self.targets = target, arms, fares, targets
         self._greedy = greedy  # then a tree that ends by confidence is faster; at temperature 0.8 it was not
-        self.used = PLAIN  # the arm of the latest tokens
+        self.used = PLAIN  # the arm of what is under way: a drafting one as soon as there is a draft
         self.asked: float | None = None  # seconds: since when the drafter owes it draft tokens
         self._arm = PLAIN  # of the running epoch
         self._fared = Share(memory=RECENT)
@@ -332,11 +338,10 @@ class OutputController(Controller):
         if self._aside:
             arm, reason = PLAIN, ASIDE.format(self._why)
         self._arm = arm
-        if not arm.drafts:
-            self.used = PLAIN
         if arm.drafts:
             self._run = 1
             return self._choice(arm, reason)
+        self.used = PLAIN
         self._run = min(SHORT_RUN if self.target.budget.credit > 0 else LONG_RUN, 2 * self._run)
         return replace(PLAIN, run=self._run, reason=reason)
 
