@@ -25,9 +25,7 @@ TOGETHER = 2.0  # rounds of one output that a round of several tells as much as,
 KEPT = 0.95  # of its evidence that an arm keeps with a window of its own, and with five of another: 20 windows weigh
 MARGIN = 1.04  # times as fast as the usual arm that another one must be: less is not told from noise
 HOPE = 0.2  # of its speed, that an arm may be faster than thought before a window was seen
-UNLIKE = 1.0  # ... while no rounds, or no overlapped arms, were seen: on one device these slow passes and steps down
 GUESS = 0.5  # windows that a guess of an arm's speed weighs beside what was measured
-TOLD = 1.0  # ... and that of a round's tokens, as acceptance is known from the rounds of all arms
 
 
 @dataclass
@@ -117,9 +115,10 @@ class ArmSelection:
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
-        """What the speeds may be."""
+        """What the speeds may be: up to twice what is thought of rounds, or of overlapped arms, while none was seen, as
+        on one device those two slow each other's passes and steps down differently."""
         known = {arm.overlap for arm in self.records if arm.drafts}
-        hopes = {arm: UNLIKE if arm.drafts and arm.overlap not in known else HOPE for arm in speeds}
+        hopes = {arm: HOPE if arm.overlap in known or not arm.drafts else 1.0 for arm in speeds}
         return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
     def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
@@ -183,8 +182,8 @@ class ArmSelection:
             one.keep(KEPT ** (part if other == arm else part / 5 * other.drafts))
         record.windows += part
         record.seconds += part * seconds
-        if arm.drafts and not arm.overlap:
-            tokens += (guess.tokens - tokens) * TOLD / (TOLD + record.windows)
+        if arm.drafts and not arm.overlap:  # acceptance is known from all rounds: that weighs as much as a window
+            tokens += (guess.tokens - tokens) / (1 + record.windows)
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
         self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
 
