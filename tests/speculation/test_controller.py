@@ -459,21 +459,3 @@ def test_tokens_of_outputs_that_decide_for_themselves_are_not_taken_for_others()
             output.observe(Judged(0, False, 1, 1), 0.01 * turn)
             output.observe(PassSeen(0.01, sessions=3, fed=3), 0.01 * turn)
     assert shared.selection.speeds(shared.guesses(outputs, (PLAIN,)))[PLAIN] == pytest.approx(100, rel=0.1)
-
-
-def test_outputs_of_one_pass_change_to_another_arm_in_the_same_one() -> None:
-    """What is decided at its first return holds for all of them, and counts from the second pass after it on."""
-    shared, outputs = begun(4)
-    used, seen = [], []
-    for turn in range(20):
-        choices = []
-        for output in outputs:
-            output.observe(PassSeen(0.01 + 1e-6 * turn, sessions=4, fed=4), 0.01 * turn)
-            output.observe(Judged(0, False, 1, 1), 0.01 * turn)
-            choices.append(output.choose(0.01 * turn))
-            if choices[-1].drafts:
-                output.observe(DraftSeen(choices[-1].first, 0.001, 0.001), 0.01 * turn)
-        assert len({one.settings for one in choices}) == 1, turn
-        used.append(choices[0].drafts)
-        seen.append(any(map(shared.selection.seen, CHAINS[1:])))
-    assert seen.index(True) == used.index(True) + 3

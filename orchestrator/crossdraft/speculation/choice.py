@@ -200,11 +200,7 @@ class Fixed(Controller):
     """The same choice always; it learns nothing."""
 
     def __init__(self, choice: Choice) -> None:
-        self.choice = choice
-
-    @property
-    def waits_for_drafter(self) -> bool:  # type: ignore[override]
-        return self.choice.drafts and not self.choice.overlap
+        self.choice, self.waits_for_drafter = choice, choice.drafts and not choice.overlap
 
     def wants_drafter(self, now: float) -> bool:
         return self.choice.drafts

@@ -48,7 +48,7 @@ class Fares:
 
 @dataclass
 class RunningRound:
-    """Passes in which each output has its turn: from the first return of one to the first after the last of them."""
+    """The passes in which each output has its turn."""
 
     began: float | None = None  # seconds; None: no output is under way
     number: int = 0  # outputs with a first token
@@ -58,10 +58,6 @@ class RunningRound:
     passes: int = 0  # that returned, of the outputs that share the arm
     tokens: int = 0  # emitted
     reading: float = 0.0  # seconds that went into prompts
-
-    @property
-    def over(self) -> bool:
-        return self.tokens > 0 and self.passes >= max(1, len(self.sharing))
 
 
 class TargetController:
@@ -105,16 +101,15 @@ class TargetController:
             self._round = RunningRound()  # the time until the next one is nobody's
 
     def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
-        """A pass of any output returned, or some tokens of a run.
-
-        A round ends with the first return of a pass, so that all outputs in it begin with what is decided then.
-        """
+        """A pass of any output returned, or some tokens of a run; when all had one a round is over."""
         if (seen.sessions, seen.fed, seen.seconds) != self._pass:  # else another output in it has told of it
             self._pass = seen.sessions, seen.fed, seen.seconds
             self._learn(seen)
-            if self._round.began is None or (now > self._round.began and self._round.over):
-                self._end_round(now)
-        self._round.passes += seen.forwards * shares
+        running = self._round
+        running.passes += seen.forwards * shares
+        over = running.tokens and running.passes >= max(1, len(running.sharing))
+        if running.began is None or (now > running.began and over):
+            self._end_round(now)
 
     def _learn(self, seen: PassSeen) -> None:
         """What a pass took, and how much of that is a prompt's."""
@@ -225,7 +220,7 @@ class OutputController(Controller):
     def __init__(self, target: TargetController, arms: Arms, fares: Fares, targets: int, greedy: bool) -> None:
         self.target, self.arms, self.fares, self.targets = target, arms, fares, targets
         self._greedy = greedy  # then a tree that ends by confidence is faster; at temperature 0.8 it was not
-        self.used = PLAIN  # the arm of what is under way: a drafting one as soon as there is a draft
+        self.used = PLAIN  # the arm of the latest tokens
         self.asked: float | None = None  # seconds: since when the drafter owes it draft tokens
         self._arm = PLAIN  # of the running epoch
         self._fared = Share(memory=RECENT)
@@ -270,8 +265,6 @@ class OutputController(Controller):
             costs.steps[self._arm.overlap].add(seen.seconds / seen.draft_tokens, drafting * self._arm.width)
         if seen.waited is not None and self.used == self._arm:  # at first the drafter has others' drafts to end
             costs.trips[self._arm.overlap].add(seen.waited - seen.seconds - seen.queued, len(outputs))
-        if seen.draft_tokens:
-            self.used = self._arm
 
     def _judged(self, seen: Judged) -> None:
         """What was emitted, and how draft tokens fared."""
@@ -280,6 +273,8 @@ class OutputController(Controller):
         self._aside -= min(self._aside, seen.tokens)
         self.under_way = self.under_way or seen.tokens > 0
         self.target.emitted(seen.tokens)
+        if not self._arm.drafts or self._drafted:
+            self.used = self._arm
         if not self._arm.drafts:
             self._fared.fade(seen.tokens / 2)
         compared = min(self._behind, seen.accepted)  # with the target's own draws: not by the method's chance
@@ -341,7 +336,6 @@ class OutputController(Controller):
         if arm.drafts:
             self._run = 1
             return self._choice(arm, reason)
-        self.used = PLAIN
         self._run = min(SHORT_RUN if self.target.budget.credit > 0 else LONG_RUN, 2 * self._run)
         return replace(PLAIN, run=self._run, reason=reason)
 

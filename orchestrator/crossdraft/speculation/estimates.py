@@ -5,7 +5,7 @@ The model of costs only orders the arms and says what a trial may cost: what an 
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import log2
 from statistics import median
 from typing import NamedTuple
@@ -130,30 +130,34 @@ class Costs:
             chance: that a draft token of a chain is accepted if all before it were.
             worth: target tokens of an accepted draft token.
         """
-        depth, wait, nodes = arm.max_draft_tokens, arm.min_draft_tokens, arm.tree_nodes
+        depth, nodes = arm.max_draft_tokens, arm.tree_nodes
         chance = min(1 - 1e-9, 1 - (1 - chance) * (depth / nodes) ** BRANCHED if nodes else chance)
 
         def passed(drafted: float) -> Round:
             accepted = chance * (1 - chance**drafted) / (1 - chance)
             return Round(1 + worth * accepted, self.target.seconds(outputs * (1 + (nodes or drafted * worth))))
 
-        first = passed(wait if arm.overlap else depth)
-        if not arm.drafts:
-            return first
-        again = self.arrival(arm, drafting, max(1, wait if arm.overlap else depth))
-        if not arm.overlap:
-            return Round(first.tokens, first.seconds + again)
-        # An epoch lasts until a draft token is refused. Its first draft is waited for, or passes go on without one. Of
-        # those that may be ahead some are in a pass, others drafted during it, and others on their way.
-        held, step, life = (
-            chance / (1 - chance),
-            self.step(arm, drafting),
-            2 * first.seconds + self.trip(arm, drafting),
-        )
-        ahead = max(1.0, wait, min(first.seconds / max(step, 1e-9), depth * first.seconds / max(life, 1e-9)))
+        if arm.overlap:
+            epoch = self._overlapped(arm, passed, drafting, chance, worth)
+            return epoch._replace(seconds=epoch.seconds * outputs**CROWDED)
+        verified = passed(depth)
+        return verified._replace(seconds=verified.seconds + (self.arrival(arm, drafting, depth) if depth else 0.0))
+
+    def _overlapped(
+        self, arm: Choice, passed: Callable[[float], Round], drafting: float, chance: float, worth: float
+    ) -> Round:
+        """A pass of an epoch, which lasts until a draft token is refused.
+
+        Its first draft is waited for, or passes go on without one. Of those that may be ahead some are in a pass,
+        others drafted during it, and others on their way.
+        """
+        depth, wait, step = arm.max_draft_tokens, arm.min_draft_tokens, self.step(arm, drafting)
+        first, held = passed(wait).seconds, chance / (1 - chance)
+        again, life = self.arrival(arm, drafting, max(1, wait)), 2 * first + self.trip(arm, drafting)
+        ahead = max(1.0, wait, min(first / max(step, 1e-9), depth * first / max(life, 1e-9)))
         each = max(step, life / depth, passed(ahead).seconds / ahead)  # seconds of an accepted draft token
-        alone = 0.0 if wait else again / max(first.seconds, 1e-9)
+        alone = 0.0 if wait else again / max(first, 1e-9)
         more = held * chance**wait  # accepted in later passes
         passes = 1 + alone + more / ahead
-        seconds = (1 + alone) * first.seconds + (again if wait else 0.0) + more * each
-        return Round((1 + alone + worth * held) / passes, seconds / passes * outputs**CROWDED)
+        seconds = (1 + alone) * first + (again if wait else 0.0) + more * each
+        return Round((1 + alone + worth * held) / passes, seconds / passes)
