@@ -113,13 +113,9 @@ class Costs:
         steps = like(self.steps, arm)
         return steps.seconds(drafting * arm.width) if steps.known else UNKNOWN_STEP * self.target.seconds(drafting)
 
-    def trip(self, arm: Choice, drafting: float) -> float:
-        """From asking to a reply, if so many outputs draft."""
-        return like(self.trips, arm).seconds(drafting)
-
     def arrival(self, arm: Choice, drafting: float, tokens: int) -> float:
-        """From asking for so many draft tokens to their arrival."""
-        return self.trip(arm, drafting) + tokens * self.step(arm, drafting)
+        """From asking for so many draft tokens to their arrival, if so many outputs draft; of 0: the trip alone."""
+        return like(self.trips, arm).seconds(drafting) + tokens * self.step(arm, drafting)
 
     def round(self, arm: Choice, outputs: float, drafting: float, chance: float, worth: float = 1.0) -> Round:
         """What is expected of an arm.
@@ -153,7 +149,7 @@ class Costs:
         """
         depth, wait, step = arm.max_draft_tokens, arm.min_draft_tokens, self.step(arm, drafting)
         first, held = passed(wait).seconds, chance / (1 - chance)
-        again, life = self.arrival(arm, drafting, max(1, wait)), 2 * first + self.trip(arm, drafting)
+        again, life = self.arrival(arm, drafting, max(1, wait)), 2 * first + self.arrival(arm, drafting, 0)
         ahead = max(1.0, wait, min(first / max(step, 1e-9), depth * first / max(life, 1e-9)))
         each = max(step, life / depth, passed(ahead).seconds / ahead)  # seconds of an accepted draft token
         alone = 0.0 if wait else again / max(first, 1e-9)
