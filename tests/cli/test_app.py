@@ -20,7 +20,7 @@ from crossdraft.config import request
 from crossdraft.config.fields import COMMAS
 from crossdraft.serving.limits import MIN_LENGTH
 from crossdraft.verification.methods import METHODS
-from tests.cli.conftest import Cli
+from tests.cli.conftest import COMMAND, Cli
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "grpc", "numpy", "ray", "fastapi", "crossdraft.client", "huggingface_hub")
@@ -112,6 +112,14 @@ def test_help_lists_the_commands_and_the_methods(cli: Cli) -> None:
 def test_version(cli: Cli) -> None:
     shown = cli("--version")
     assert (shown.code, shown.out.split()[0]) == (0, "crossdraft")
+
+
+def test_a_full_disk_is_said_in_one_line_and_closed_files_end_nothing() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*COMMAND, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "crossdraft: cannot write: No space left on device\n")
+    shell = '"$@" >&- 2>&- <&-', "sh", *COMMAND, "inspect", "bundled:target", "bundled:drafter-a"
+    assert subprocess.run(["sh", "-c", *shell]).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from crossdraft.cli.commands import command
-from crossdraft.cli.running import CommandFailed, Interrupted, checked_options
+from crossdraft.cli.running import CommandFailed, Interrupted, checked_options, open_standard_files, unwritten
 from crossdraft.config import commands
 from crossdraft.config.api import ServedGrpc, ServedHttp
 from crossdraft.config.engine import STARTED, EngineOptions
@@ -55,6 +55,7 @@ Cluster = Annotated[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process with 0, 1 (it failed), 2 (wrong usage) or 128 + a signal's number."""
+    open_standard_files()
     # What these libraries read when they are imported; a user's own setting stays.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what fails is an error with a text already
     if not sys.stderr.isatty():
@@ -62,7 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
     try:
-        app(arguments, prog_name="crossdraft")
+        try:
+            app(arguments, prog_name="crossdraft")
+        finally:
+            print(end="", flush=True)  # what cannot be written is an error here, and not when Python ends
+    except OSError as error:
+        sys.exit(unwritten(error))
     except Interrupted as error:
         sys.exit(128 + error.number)
     except CommandFailed as error:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from errno import EACCES
+from errno import EACCES, EDQUOT, EFBIG, EIO, ENOSPC, EPIPE
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -200,6 +200,23 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandFailed(f"cannot write the results: {error}") from error
+
+
+def open_standard_files() -> None:
+    """Those that are closed, in the order of their numbers, which they get: else a socket would get one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open for as long as the process
+
+
+def unwritten(error: OSError) -> int:
+    """The exit status where the disk is full, or a reader has left; other errors are raised again."""
+    if error.errno not in (EPIPE, ENOSPC, EDQUOT, EFBIG, EIO):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still has to write when it ends
+    if error.errno != EPIPE:
+        print(f"crossdraft: cannot write: {error.strerror}", file=sys.stderr)
+    return CommandFailed.exit_code
 
 
 class PlainConsole(Console):
