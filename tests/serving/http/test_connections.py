@@ -126,6 +126,13 @@ async def test_headers_that_are_too_long(sent: bytes) -> None:
         assert await answered(await server.connect(HEALTH)) == b"HTTP/1.1 200 OK\r\n"
 
 
+async def test_the_body_is_read_though_the_client_asks_for_http2_as_that_of_java_does() -> None:
+    head = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAA\r\n"
+    async with limited() as server:
+        sent = head + f"content-length: {len(BODY)}\r\n\r\n".encode() + BODY
+        assert await answered(await server.connect(sent)) == b"HTTP/1.1 200 OK\r\n"
+
+
 async def test_thousands_of_requests_before_a_reply() -> None:
     async with limited() as server:
         streams = await server.connect(HEALTH * 1000 + HEALTH.replace(b"host: a", b"connection: close"))

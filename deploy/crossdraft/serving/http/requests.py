@@ -214,6 +214,10 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
     def form(self) -> AnswerForm:
         """How the answers are written."""
         return self._form
@@ -278,7 +282,7 @@ class GenerationBody(_body_of(Sampling, Output, Reading, without=("max_tokens",)
             "prompt": prompt,
             "max_tokens": self.max_output_tokens,
             "options": SamplingOptions(**sampling),
-            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "stop": self.stops,
             "logprobs": self.num_logprobs,
             "prompt_logprobs": max(echoed, likely or 0) if self.echoes_tokens else likely,
         }

@@ -270,7 +270,8 @@ class Format(Writer, Generic[BodyT]):
     def _choice(self, index: int, item: Shown, output: PartialOutput, tokens: Sequence[Token]) -> Json:
         ids = {"token_ids": [token.id for token in tokens]} if self._body.return_token_ids else {}
         prompt = self._prompt_fields(index, output, of_choice=True)
-        return {"index": index, "finish_reason": _finish(item, output), **ids, **prompt}
+        stopped = _stopped(item, output, self._body)
+        return {"index": index, "finish_reason": _finish(item, output), "stop_reason": stopped, **ids, **prompt}
 
     def _prompt_fields(self, index: int, output: PartialOutput, of_choice: bool = False) -> Json:
         """What is told of a prompt, once, of a choice or beside it."""
@@ -421,6 +422,16 @@ def _finish(item: Shown, output: PartialOutput) -> Finish | None:
         return "length"
     called = output.answer is not None and output.answer.calls and not output.answer.within
     return "tool_calls" if called else "stop"  # also where a stop string ended a call
+
+
+def _stopped(item: Shown, output: PartialOutput, body: GenerationBody) -> str | int | None:
+    """Which of the request's stop strings and ids ended an output, as vLLM has it; None: something else did."""
+    if not isinstance(item, OutputEnded) or item.reason is not Reason.STOP or not output.tokens:
+        return None
+    last, raw = output.tokens[-1], b"".join([token.raw for token in output.tokens])
+    begins = [raw.find(stop.encode(), max(0, len(raw) - len(last.raw) - len(stop.encode()) + 1)) for stop in body.stops]
+    found = min(((begin, stop) for begin, stop in zip(begins, body.stops, strict=True) if begin >= 0), default=None)
+    return found[1] if found is not None else last.id if last.id in body.stop_token_ids else None
 
 
 def shown(token: int, raw: bytes, names: Names = ()) -> str:
