@@ -36,6 +36,18 @@ async def test_a_whole_answer(served: Front, outputs: FakeBackend) -> None:
     await outputs.wait_running(0)
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"), [({"stop": "x"}, None), ({"stop": ["x", "eé"]}, "eé"), ({"stop_token_ids": [9, 7]}, 7)]
+)
+async def test_what_stopped_an_output_is_told_as_by_vllm(served: Front, outputs: FakeBackend, asked, reason) -> None:
+    outputs.tokens = TOKENS[:3]
+    for ended, told in ((Reason.STOP, reason), (Reason.LENGTH, None)):
+        outputs.reason = ended
+        assert (await served.complete(extra_body=asked)).choices[0].stop_reason == told
+        chunks = [chunk.choices[0].stop_reason async for chunk in await served.chat(stream=True, extra_body=asked)]
+        assert chunks == [None, None, told]
+
+
 async def test_an_empty_prompt_and_one_without_special_tokens_are_asked_for(served: Front, outputs: FakeBackend):
     for prompt, special in (("", True), ("", False), ("Say", False)):
         await served.complete(prompt=prompt, extra_body={"add_special_tokens": special, "return_token_ids": True})

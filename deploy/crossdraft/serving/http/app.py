@@ -63,7 +63,9 @@ OPENAIS: dict[str, Any] = {
     "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
 }
 NONE_YET = "no model can be served yet"
-NO_TEXT = "the body is not JSON: it is compressed or not UTF-8, is nested too deeply, or has a number of too many digits"
+NO_TEXT = (
+    "the body is not JSON: it is compressed or not UTF-8, is nested too deeply, or has a number of too many digits"
+)
 MAX_PARTS = 100_000  # strings, lists and objects of a body, which are made in less than 0.1 s
 TOO_MANY = f"the body has more than {MAX_PARTS} strings, lists and objects; send less"
 ModelT = TypeVar("ModelT", bound=BaseModel)
