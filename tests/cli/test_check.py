@@ -52,6 +52,7 @@ def test_a_drafter_that_is_run_session_by_session(cli: Cli, monkeypatch: pytest.
 def test_what_is_refused_or_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
     refused = "random:bert refused: this model does not keep keys and values"
     cli("check", "random:bert", "random:llama").says("1 exact, 0 differs, 1 refused, 0 not loaded", err=refused, code=1)
+    assert cli("check", "random:nosuch").err.endswith("of nosuch: transformers has no such architecture\n")
     unknown = "there is no bundled model 'bundled:nothing'"
     cli("check", "bundled:nothing").says("0 exact, 0 differs, 0 refused, 1 not loaded", err=unknown, code=1)
     cli("check", "random:llama", "--device", "abacus").failed("--device must be auto, cpu or a device that torch")

@@ -159,7 +159,7 @@ def test_frequencies_that_cannot_be_counted(cli: Cli, drafter_folder: Path, corp
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--vocab-keep", "20"], "go together"),
+        (["--vocab-keep", "20"], "--frequencies FILE that ranks them go together"),
         (["--frequencies", "FILE"], "go together"),
         (["--vocab-keep", "99999", "--frequencies", "FILE"], "the size of the vocabulary, got 99999"),
         (["--vocab-keep", "20", "--frequencies", "none"], "cannot read the frequencies"),

@@ -175,7 +175,7 @@ def test_a_chat_template_that_is_nested_too_deeply_is_refused(cli: Cli, tmp_path
     ("options", "code", "complaint"),
     [
         (["--host", ""], 2, "host must not be empty"),
-        (["--override-generation-config", "{"], 2, "override_generation_config {: Expecting property name"),
+        (["--override-generation-config", "{"], 2, "--override-generation-config {: Expecting property name"),
         (["--override-generation-config", "[]"], 2, "it must be an object with some of temperature, top_k"),
         (["--override-generation-config", '{"top_q": 1}'], 2, "it must be an object with some of temperature, top_k"),
         (["--override-generation-config", '{"top_p": 2}'], 2, "top_p must be above 0 and at most 1, got 2"),

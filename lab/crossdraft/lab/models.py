@@ -209,8 +209,7 @@ def architectures() -> list[str]:
 def random_model(architecture: str, vocabulary: int, **changes: object) -> PreTrainedModel:
     """A small model of an architecture with so many ids and random weights, always the same; float32, on a CPU.
 
-    `changes` are of its configuration. Raises ModelLoadError: transformers has no such causal language model, or none
-    of these sizes."""
+    `changes` are of its configuration. Raises ModelLoadError: transformers has none such, or none of these sizes."""
     try:
         config = _small(CONFIG_MAPPING[architecture]().get_text_config(), vocabulary, changes)
         with torch.device("meta"):  # takes no memory
@@ -224,7 +223,8 @@ def random_model(architecture: str, vocabulary: int, **changes: object) -> PreTr
                 if parameter.ndim > 1:  # larger than usual: the logits differ clearly
                     torch.nn.init.normal_(parameter, std=0.15)
     except (*FAILURES, ArithmeticError, StrictDataclassError) as error:
-        raise ModelLoadError(f"there is no small random model of {architecture}: {error}") from error
+        why = error if architecture in CONFIG_MAPPING else "transformers has no such architecture"
+        raise ModelLoadError(f"there is no small random model of {architecture}: {why}") from error
     model.eval()
     return model
 

@@ -91,7 +91,7 @@ class DrafterOptions(Checked):
         if self.vocab_follow and self.vocab_keep is None:
             return "--vocab-follow (vocab_follow), columns beside those that are kept, needs --vocab-keep"
         together = (self.vocab_keep is None) == (self.frequencies is None)
-        return "" if together else "vocab_keep, a number of ids, and frequencies, the file that ranks them, go together"
+        return "" if together else "--vocab-keep N (vocab_keep) and the --frequencies FILE that ranks them go together"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,7 +121,7 @@ def settings_of(text: str) -> dict[str, Any]:
     try:
         return checked_settings(json.loads(text))
     except ValueError as error:
-        raise ValueError(f"override_generation_config {text}: {error}") from error
+        raise ValueError(f"--override-generation-config {text}: {error}") from error
 
 
 class TextColumns:
