@@ -1,10 +1,14 @@
 """Generations over toys: tokens, text and figures, whatever happens to the services."""
 
+import asyncio
+from weakref import ref
+
 import numpy as np
 import pytest
 
 from crossdraft.client.api import Generation
 from crossdraft.rpc.errors import BadRequest, Closed, ServiceError, Unreachable
+from crossdraft.rpc.server import without_collections
 from crossdraft.session.events import Reason
 from crossdraft.speculation.choice import Choice, Controller, Fixed, lock_step
 from crossdraft.types.messages import Drafted, Scored
@@ -130,3 +134,8 @@ async def test_a_target_that_cannot_do_it_raises_its_error_and_nothing_follows()
     assert running.reason is Reason.FAILED
     assert drafter.closed <= 1
     assert await texts(running) == []
+    gone = ref(running)
+    with without_collections():
+        del running, target, drafter
+        await asyncio.sleep(0)
+        assert gone() is None

@@ -13,7 +13,8 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -251,7 +252,8 @@ class Generation(TokenStream):
         if isinstance(finished.error, TimeoutError):
             raise TimedOut(str(finished.error)) from finished.error
         if finished.error is not None:
-            raise finished.error
+            # Not itself: the session keeps it, and the traceback of what is raised here keeps the session.
+            raise copy(finished.error).with_traceback(finished.error.__traceback__)
 
 
 class Pipeline:
@@ -291,6 +293,9 @@ class Pipeline:
         for role, addresses in (("target", self._targets), ("drafter", self._drafters)):
             if fault := next(filter(None, map(fault_of_address, addresses)), ""):
                 raise ValueError(f"an address of a {role} {fault}")
+        for name, given, kind in (("patience", patience, Patience), ("tls", tls, TlsFiles)):
+            if given is not None and not isinstance(given, kind):
+                raise ValueError(f"{name} must be {kind.__name__}, got {given!r}")
         self._patience = patience or Patience()
         self._needs_drafter = needs_drafter
         self._shown = None if tls is None else RenewedCredentials(tls)
@@ -498,8 +503,11 @@ connect = Pipeline
 
 
 def addresses_of(given: Addresses) -> tuple[str, ...]:
-    """Each once, in their order."""
-    separate = given.split(",") if isinstance(given, str) else given
+    """Each once, in their order; raises ValueError."""
+    listed = given if isinstance(given, Iterable) else [given]
+    separate = given.split(",") if isinstance(given, str) else [*listed]
+    if not all(isinstance(address, str) for address in separate):
+        raise ValueError(f"give addresses as a text or texts, such as 127.0.0.1:7001, got {given!r}")
     return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
 
 

@@ -110,7 +110,7 @@ class ServiceLane:
         except ServiceError as error:
             self.live = False
             may_come = not len(self.roster) and self.roster.replaced is None
-            self._report(events.Lost(self._number, error, elsewhere=may_come))
+            self._report(events.Lost(self._number, error.with_traceback(None), elsewhere=may_come))
             return
         self.watch.address = address
         self._session = self.roster[address].begin(self._request, self)
