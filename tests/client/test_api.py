@@ -143,6 +143,8 @@ async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter,
         wanted = await ended(plain.run(request))
     async with client.connect(target.address, drafter.address, trusted=False) as pipeline:
         found = await ended(pipeline.run(request, drafting=False))
+    with pytest.raises(RuntimeError, match="use the pipeline inside"):
+        pipeline.run(request)
     ours, theirs = ((one.ids, one.text, one.statistics.method) for one in (found, wanted))
     assert ours == theirs
     assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")

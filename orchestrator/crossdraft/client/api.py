@@ -51,6 +51,7 @@ from crossdraft.types.statistics import Statistics
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+INSIDE = "use the pipeline inside `async with connect(...)`"
 TOKENIZING = 2  # prompts at once: tokenizers leave the interpreter to others
 Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a sequence of them
 
@@ -405,6 +406,8 @@ class Pipeline:
             RequestError: the request cannot be served by this pair.
         """
         services, models, drawn = self._connected.services, self.models, Secrets.drawn()
+        if self._connected.closed:
+            raise RuntimeError(INSIDE)
         request, controller = with_defaults(request, models.target.defaults), self._learning
         if not drafting:
             models = Models(models.target, models.tokenization)
@@ -494,7 +497,7 @@ class Pipeline:
     @property
     def _connected(self) -> Discovery:
         if self._discovery is None:
-            raise RuntimeError("use the pipeline inside `async with connect(...)`")
+            raise RuntimeError(INSIDE)
         return self._discovery
 
 

@@ -174,6 +174,7 @@ class Discovery:
     """
 
     def __init__(self, patience: Patience, shown: RenewedCredentials | None, trusted: bool) -> None:
+        self.closed = False
         self.services = Services(Roster("target", ServiceClient.reachable), Roster("drafter", ServiceClient.reachable))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
         self._patience = patience
@@ -258,6 +259,7 @@ class Discovery:
             await member.client.close()
 
     async def close(self) -> None:
+        self.closed = True
         parted = [member for _, _, member in self._parted]
         for member in (*self._targets.values(), *self._drafters.values(), *parted):
             await member.close()
