@@ -92,6 +92,18 @@ def test_a_signal_ends_them(number: signal.Signals) -> None:
     assert [alive(address) for address in started] == [False, False]
 
 
+def test_a_signal_that_is_ignored_as_by_nohup_ends_nothing() -> None:
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.01)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run_to_end(work())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 async def test_one_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "END_SECONDS", 0.05)
     async with running([wanted(STUBBORN)]) as (found,):

@@ -106,7 +106,7 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, None]) -> None:
         task.cancel()
 
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:
+    for number in _heard():
         loop.add_signal_handler(number, cancel, number)
     try:
         await task
@@ -114,6 +114,11 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, None]) -> None:
         if received:
             raise Interrupted(received[0]) from None
         raise
+
+
+def _heard() -> list[signal.Signals]:
+    """The signals that nobody had this process ignore, as nohup does."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def interruptible() -> None:
@@ -128,8 +133,7 @@ def ending_at_once() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in heard}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in _heard()}
     try:
         yield
     finally:
