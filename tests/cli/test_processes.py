@@ -95,7 +95,7 @@ def test_a_signal_ends_them(number: signal.Signals) -> None:
 def test_a_signal_that_is_ignored_as_by_nohup_ends_nothing() -> None:
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.frames import TARGET
+from crossdraft.rpc.metrics import Exporter, Registry
 from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, Server
 from tests.rpc.certificates import FUTURE, PAST, Cluster
@@ -164,6 +165,13 @@ async def test_a_port_that_is_open_to_others_in_plaintext_is_said(cluster, caplo
 def test_which_hosts_are_of_this_machine_only():
     assert all(Listening(host).local for host in ("127.0.0.1", "127.9.9.9", "localhost", "[::1]"))
     assert not any(Listening(host).local for host in ("10.0.0.1", "node1"))
+
+
+async def test_an_ipv6_host_is_with_brackets_in_addresses_and_without_where_it_is_bound():
+    assert [Listening(host).host for host in ("::1", "[::1]", "node1")] == ["[::1]", "[::1]", "node1"]
+    exporter = Exporter(Registry())
+    assert exporter.start("[127.0.0.1]", 0).startswith("[127.0.0.1]:")
+    await exporter.stop()
 
 
 @pytest.mark.parametrize("name", ["ca", "certificate", "key"])

@@ -59,7 +59,7 @@ class Exporter:
     def start(self, host: str, port: int) -> str:
         """Begins to listen on a port, 0 being any that is free; returns host:port. Raises CannotListen."""
         try:
-            self._server, _ = start_http_server(port, host, self._registry)
+            self._server, _ = start_http_server(port, host.strip("[]"), self._registry)
         except OSError as error:
             raise CannotListen.at(f"{host}:{port}", error, "--metrics-port") from error
         return f"{host}:{self._server.server_port}"

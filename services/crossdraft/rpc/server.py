@@ -72,6 +72,8 @@ class Listening:
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError("host must not be empty; 0.0.0.0 listens on all interfaces")
+        if ":" in self.host:
+            object.__setattr__(self, "host", f"[{self.host.strip('[]')}]")  # as in an address
         if not all(0 <= (port or 0) <= 65535 for port in (self.port, self.metrics_port)):
             raise ValueError(f"ports must be 0 (any that is free) to 65535, got {self.port} and {self.metrics_port}")
         if not 0 <= self.grace_seconds < float("inf"):
