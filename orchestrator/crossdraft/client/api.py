@@ -507,8 +507,7 @@ connect = Pipeline
 
 def addresses_of(given: Addresses) -> tuple[str, ...]:
     """Each once, in their order; raises ValueError."""
-    listed = given if isinstance(given, Iterable) else [given]
-    separate = given.split(",") if isinstance(given, str) else [*listed]
+    separate = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(address, str) for address in separate):
         raise ValueError(f"give addresses as a text or texts, such as 127.0.0.1:7001, got {given!r}")
     return tuple(dict.fromkeys(address.strip() for address in separate if address.strip()))
