@@ -254,7 +254,7 @@ class Generation(TokenStream):
             raise TimedOut(str(finished.error)) from finished.error
         if finished.error is not None:
             # Not itself: the session keeps it, and the traceback of what is raised here keeps the session.
-            raise copy(finished.error).with_traceback(finished.error.__traceback__)
+            raise copy(finished.error).with_traceback(finished.error.__traceback__) from finished.error.__cause__
 
 
 class Pipeline:

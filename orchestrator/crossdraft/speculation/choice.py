@@ -200,7 +200,11 @@ class Fixed(Controller):
     """The same choice always; it learns nothing."""
 
     def __init__(self, choice: Choice) -> None:
-        self.choice, self.waits_for_drafter = choice, choice.drafts and not choice.overlap
+        self.choice = choice
+
+    @property
+    def waits_for_drafter(self) -> bool:  # type: ignore[override]
+        return self.choice.drafts and not self.choice.overlap
 
     def wants_drafter(self, now: float) -> bool:
         return self.choice.drafts
