@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from crossdraft.engine import attention
 from crossdraft.engine import batch as batches
-from crossdraft.engine.attention import LayerLayout, Layout, Layouts, Scores, Window, attend
+from crossdraft.engine.attention import Layout, Scores, Window, attend
 from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, common_prefix, plan_inputs
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree, tree_of
@@ -101,8 +101,7 @@ def check(
     sinks = data.draw(st.sampled_from([None, torch.randn(key_heads * share, generator=generator)]))
     how = Scores(0.4, data.draw(st.sampled_from([None, 1.5])), sinks)
     module = nn.Module()
-    module.layer_layout = LayerLayout(Layouts(), number)
-    module.layer_layout.layouts.of_layers = layouts
+    module.layer_layout = layout
     with patch.object(attention, "SCORES", data.draw(st.sampled_from([100, attention.SCORES]))):
         found, _ = attend(module, query, key, value, None, scaling=0.4, softcap=how.softcap, s_aux=sinks)
     assert found.shape == (1, tokens + padding, key_heads * share, width)

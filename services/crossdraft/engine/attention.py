@@ -7,7 +7,6 @@ CUDA graph. Neither copies a key. Layers with a window have a layout of their ow
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -102,28 +101,9 @@ class Marks(NamedTuple, Generic[Row]):
 Layout = tuple[Group, ...]  # what the tokens of one flat batch see; groups follow each other
 
 
-class Layouts:
-    """What the layers of one model see in the forward that is running."""
-
-    def __init__(self) -> None:
-        # In order of `LayerLayout.number`, a tensor being Marks (6, tokens); None: a plain call.
-        self.of_layers: Sequence[Layout | Tensor] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class LayerLayout:
-    """The attribute of an attention module that leads to its layout.
-
-    Keyword arguments would not do: some models keep them from their attention modules.
-    """
-
-    layouts: Layouts
-    number: int  # of the module, among those of the model
-
-    @property
-    def current(self) -> Layout | Tensor | None:
-        layers = self.layouts.of_layers
-        return None if layers is None else layers[self.number]
+# The attribute of an attention module that says what its tokens see in the forward that is running, a Layout or Marks
+# (6, tokens); None: a plain call. Keyword arguments would not do: some models keep them from their attention modules.
+LAYOUT = "layer_layout"
 
 
 def attend(
@@ -143,10 +123,9 @@ def attend(
     With a layout the batch is flat, (1, heads, tokens, width), and key and value are those of all slots. Without one,
     in plain calls of the same model, this is transformers' sdpa, which has no soft-capped scores and no sinks.
     """
-    known = getattr(module, "layer_layout", None)
-    if torch.compiler.is_compiling() and isinstance(known, LayerLayout):  # the operator calls this again
+    if torch.compiler.is_compiling() and hasattr(module, "place"):  # the operator calls this again
         return torch.ops.crossdraft.attend(query, key, value, module.place, scaling, softcap, s_aux), None
-    layout = known.current if isinstance(known, LayerLayout) else None
+    layout: Layout | Tensor | None = getattr(module, LAYOUT, None)
     if isinstance(layout, Tensor):
         return attend_slots(query[0], key[0], value[0], layout, scaling, softcap, s_aux)[None], None
     if layout is not None:

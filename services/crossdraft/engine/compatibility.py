@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from crossdraft.engine.attention import KERNEL_FAILURES, NAME, LayerLayout, Layouts, Window
+from crossdraft.engine.attention import KERNEL_FAILURES, NAME, Window
 from crossdraft.engine.kv_cache import LayerShape
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.requests import ForwardRequest
@@ -164,15 +164,6 @@ def layers_of(model: PreTrainedModel) -> ModelLayers:
         shapes.append(LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]))
     noted = [vars(module).pop("noted", None) for module in model.modules()]
     return ModelLayers(tuple(shapes), tuple(layer for layer in noted if layer is not None))
-
-
-def lay_out(model: PreTrainedModel, layers: ModelLayers) -> Layouts:
-    """Has the attention modules of a model look for what they see in the result, which all its engines share."""
-    known = (vars(layer.module).get("layer_layout") for layer in layers.attention)
-    layouts = next((each.layouts for each in known if isinstance(each, LayerLayout)), Layouts())
-    for number, layer in enumerate(layers.attention):
-        vars(layer.module)["layer_layout"] = LayerLayout(layouts, number)
-    return layouts
 
 
 def install(model: PreTrainedModel) -> None:

@@ -27,7 +27,7 @@ from torch.fx.experimental import _config as shapes
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward, grouped_mm_experts_forward
 
-from crossdraft.engine.attention import NAME, LayerLayout, attend
+from crossdraft.engine.attention import LAYOUT, NAME, attend
 from crossdraft.engine.compatibility import PROBE, Forward, UnsupportedModelError, check_agreement
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.requests import ForwardRequest
@@ -223,7 +223,7 @@ def compile_layers(model: PreTrainedModel, forward: Forward, close: Callable[[Ha
 
 
 def _attentions(layer: nn.Module) -> list[nn.Module]:
-    return [module for module in layer.modules() if isinstance(vars(module).get("layer_layout"), LayerLayout)]
+    return [module for module in layer.modules() if LAYOUT in vars(module)]
 
 
 def _layers_of(model: PreTrainedModel) -> list[nn.Module]:

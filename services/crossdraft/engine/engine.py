@@ -18,7 +18,6 @@ from crossdraft.engine.compatibility import (
     check_rotary_positions,
     embedding_weight,
     install,
-    lay_out,
     layers_of,
     length_of,
     plain_logits,
@@ -170,7 +169,7 @@ class Engine:
         slots_of = f"{self._cache.pools[0].slots} tokens"
         self._log_size(f"KV cache of {self._cache.mib} MiB on {self.device} for {slots_of}", context)
         self._manager = KVCacheManager(self._cache.pools, reuse)
-        self.runner = ModelRunner(model, self._cache, lay_out(model, layers), self.windows)
+        self.runner = ModelRunner(model, self._cache, [layer.module for layer in layers.attention], self.windows)
         install(model)
         if self.device.type != "cpu":
             use_experts_on_device(model)

@@ -14,10 +14,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from crossdraft.engine.attention import Layout, Layouts
+from crossdraft.engine.attention import LAYOUT, Layout
 from crossdraft.engine.batch import (
     WHOLE,
     NextTokens,
@@ -385,19 +385,21 @@ class GraphRunner:
 
 
 class ModelRunner:
-    """Runs a model over a KV cache. By the first forward the engine's attention is installed in it, which finds what it
-    sees in `layouts`; `windows` are those of each attention module.
+    """Runs a model over a KV cache. By the first forward the engine's attention is installed in it; `windows` are those
+    of each attention module.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache, layouts: Layouts, windows: Windows) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KVCache, layers: Sequence[nn.Module], windows: Windows) -> None:
         self.graphs: GraphRunner | None = None  # None: all forwards are flat batches
-        self._model, self._cache, self._layouts = model, cache, layouts
+        self._model, self._cache = model, cache
         self._device, self._dtype = embedding_weight(model).device, model.dtype  # the model's own looks at all weights
         self._heads: int = getattr(model.config.get_text_config(), "num_attention_heads", 1)
         self._keeps_logits = keeps_logits(model)
         # The first is that of what is gathered.
         self._windows: Windows = tuple(dict.fromkeys((*(WHOLE if cache.gathers else ()), *windows)))
-        self._numbers = [self._windows.index(window) for window in windows]  # of each attention module's window
+        # Of each attention module its attributes, and the number of its window.
+        self._attentions = [*zip(map(vars, layers), map(self._windows.index, windows), strict=True)]
+        self._lay_out(None)
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
         self.read: Tensor | None = None  # by the head in the latest forward, a row for each of logits, (rows, width)
@@ -468,7 +470,7 @@ class ModelRunner:
     def _call(self, ids: Tensor, positions: Tensor, layouts: Sequence[Layout | Tensor], kept: Tensor | None) -> Tensor:
         """The model's logits, (rows, V), where layers see what the layout of their window says."""
         options = {"logits_to_keep": kept} if self._keeps_logits and kept is not None else {}
-        self._layouts.of_layers = [layouts[number] for number in self._numbers]
+        self._lay_out(layouts)
         try:
             logits: Tensor = self._model(
                 input_ids=ids[None],
@@ -479,11 +481,15 @@ class ModelRunner:
                 **options,
             ).logits[0]
         finally:
-            self._layouts.of_layers = None
+            self._lay_out(None)
         if kept is None or options:
             return logits
         self.read = None if self.read is None else self.read.index_select(0, kept)
         return logits.index_select(0, kept)
+
+    def _lay_out(self, layouts: Sequence[Layout | Tensor] | None) -> None:
+        for attributes, number in self._attentions:
+            attributes[LAYOUT] = None if layouts is None else layouts[number]
 
 
 def _split(logits: Tensor, slices: Sequence[InputTokens]) -> dict[InputTokens, Tensor]:
