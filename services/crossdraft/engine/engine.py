@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,7 +35,7 @@ from crossdraft.engine.requests import (
     InputTokens,
     plan_inputs,
 )
-from crossdraft.engine.runner import Grow, ModelRunner
+from crossdraft.engine.runner import GraphRunner, ModelRunner
 from crossdraft.engine.sampler import TopRequest
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 
@@ -81,44 +81,6 @@ class LayerPools:
     def largest(self) -> int:
         """Tokens of the largest window; 0: there is none."""
         return max((window.size for window in self.windows if window is not None), default=0)
-
-
-class Following:
-    """Tokens that follow what a step has computed, one of each session at a time; their ids stay on the device.
-
-    The first of each is drawn at once, and each other one after one of so many forwards, at most. The requests are all
-    complete since that step, with `more` nodes to come after the last row, which ends a chain.
-    """
-
-    def __init__(
-        self, engine: "Engine", manager: KVCacheManager, requests: Sequence[ForwardRequest], paths: Paths, forwards: int
-    ) -> None:
-        self._engine, self._paths, self._requests = engine, paths, requests
-        self._entries = [entry for request in requests if (entry := manager.get(request.session)) is not None]
-        sizes, extents = [request.size - request.more for request in requests], [at.extents for at in self._entries]
-        graphs = engine.runner.graphs
-        self._draw = None if graphs is None else graphs.drawing(paths, NextTokens(sizes, extents), forwards)
-        if self._draw is not None:
-            self._draw()
-        else:
-            paths.begin()
-            tokens = NextTokens([sizes[place] for place in paths.order], [extents[place] for place in paths.order])
-            self._step = engine.runner.following(tokens, forwards) if forwards else None
-
-    @torch.inference_mode()
-    def extend(self) -> None:
-        """One more token of each session, by a step with the ones before."""
-        self._engine.computed += len(self._entries)
-        if self._draw is not None:
-            self._draw()
-        elif self._step is not None:
-            self._paths.extend(self._step(self._paths.ids))
-
-    def record(self, tokens: Sequence[Sequence[int]]) -> None:
-        """The ids, now that the host has them."""
-        for request, entry, fed in zip(self._requests, self._entries, tokens, strict=True):
-            if fed:  # the text stays
-                entry.cached = CachedTokens(request.context, request.grown(fed), entry.cached.least)
 
 
 class Engine:
@@ -285,13 +247,27 @@ class Engine:
                 results[index] = logits
         return [logits for logits in results if logits is not None]
 
-    @torch.inference_mode()
-    def following(self, requests: Sequence[ForwardRequest], paths: Paths, forwards: int) -> Following:
-        """What follows requests that the latest step has completed, as `Following`."""
-        return Following(self, self._manager, requests, paths, forwards)
+    def following(self, paths: Paths, forwards: int) -> Iterator[None]:
+        """Tokens that follow requests which the latest step has completed, one of each at a time; their ids stay on the
+        device.
 
-    def growing(self, trees: Sequence[TopRequest]) -> Grow:
-        """The levels of trees of one batch of `GraphRunner`, whose first forward was in the latest step."""
+        The first of each is drawn by its row, which ends a chain, and each other one after one of up to so many
+        forwards.
+        """
+        requests = [request.forward for request in paths.requests]
+        entries = [entry for request in requests if (entry := self._manager.get(request.session)) is not None]
+        sizes = [request.size - request.more for request in requests]
+        return self.runner.drawing(paths, NextTokens(sizes, [entry.extents for entry in entries]), forwards)
+
+    def followed(self, requests: Sequence[ForwardRequest], tokens: Sequence[Sequence[int]]) -> None:
+        """The ids that have followed each, now that the host has them."""
+        for request, fed in zip(requests, tokens, strict=True):
+            entry = self._manager.get(request.session)
+            if fed and entry is not None:  # the text stays
+                entry.cached = CachedTokens(request.context, request.grown(fed), entry.cached.least)
+
+    def growing(self, trees: Sequence[TopRequest]) -> Iterator[Tensor]:
+        """As of `GraphRunner`, whose first forward was in the latest step."""
         graphs, slices, nodes = self.runner.graphs, [], range(trees[0].count)
         assert graphs is not None
         siblings = TokenTree((0,) * len(nodes), (ROOT,) * len(nodes))
@@ -325,7 +301,7 @@ class Engine:
 
     def _use_graphs(self, expected: Sequence[Tensor], sizes: Sequence[int] | None) -> None:
         """Changes to forwards that read numbers, and captures some, unless they do not compute what flat batches do."""
-        graphs = self.runner.use_graphs()
+        graphs = self.runner.graphs = GraphRunner(self.runner)
         if not self._agrees(expected, "attention in one kernel is not used"):
             self.runner.graphs = None
             return

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, fetched, finished
-from crossdraft.engine.engine import Engine, Following
+from crossdraft.engine.engine import Engine
 from crossdraft.engine.paths import PathRequest, Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, TopRequest, TopRow, batched
@@ -384,22 +384,12 @@ class ModelThread:
     def _draw(self, jobs: "Sequence[RunningJob[Any]]") -> Fetching[list[list[Draw]]]:
         """The next tokens of all paths, and those that follow while nobody else waits."""
         paths = Paths([job.sampling for job in jobs if type(job.sampling) is PathRequest])
-        following = self._follow(paths, jobs)
+        forwards = [request.forward for request in paths.requests]
+        left = 0 if self._others_wait(jobs) else min(forward.more for forward in forwards)
+        self._make(self.engine.following(paths, left), left, jobs, len(jobs), len(jobs))
         found = paths.found((yield paths.tensors))
-        following.record([[draw.token for draw in path[:-1]] for path in found])
+        self.engine.followed(forwards, [[draw.token for draw in path[:-1]] for path in found])
         return found
-
-    def _follow(self, paths: Paths, jobs: "Sequence[RunningJob[Any]]") -> Following:
-        """Draws the first tokens of some paths, and makes the steps that follow without the host, as long as nobody
-        else waits."""
-        left = 0 if self._others_wait(jobs) else min(request.forward.more for request in paths.requests)
-        following, steps = self.engine.following([job.request for job in jobs], paths, left), 0
-        span = DeviceTimer(self.engine.device, self._clock)
-        while steps < left and not self._others_wait(jobs):
-            following.extend()
-            steps += 1
-        self._follows(span, steps, len(jobs), len(jobs))
-        return following
 
     def _trees(self, asking: "dict[RunningJob[Any], TopRequest]") -> "list[tuple[list[RunningJob[Any]], Launch]]":
         """Trees that grow without the host, one batch after another, as nobody else waits."""
@@ -414,23 +404,24 @@ class ModelThread:
     ) -> Fetching[list[list[TopRow]]]:
         """Levels of trees, some of all that grow, as long as nobody else waits."""
         requests = [growing[job] for job in jobs]
-        grow, tokens, steps = self.engine.growing(requests), len(jobs) * requests[0].count, 0
-        found, span = grow(), DeviceTimer(self.engine.device, self._clock)
-        while steps < requests[0].levels - 1 and not self._others_wait([*growing]):
-            found = grow()
-            steps += 1
-            self.engine.computed += tokens
-        self._follows(span, steps, len(jobs), tokens)
+        levels, tokens = requests[0].levels - 1, len(jobs) * requests[0].count
+        found = self._make(self.engine.growing(requests), levels, [*growing], len(jobs), tokens)
         (rows,) = yield [found.clone()]  # the next batch may be written to the same memory
         return rows_of(rows)
 
-    def _follows(self, span: DeviceTimer, steps: int, sessions: int, tokens: int) -> None:
-        """Notes steps without the host since the span began, of so many tokens each."""
-        if steps:
+    def _make(self, steps: Iterator[T], most: int, jobs: "Sequence[RunningJob[Any]]", sessions: int, tokens: int) -> T:
+        """Makes the first of some steps, and up to so many others, as long as nobody but these jobs waits; what the
+        latest one has brought. Others are steps without the host, of so many tokens each."""
+        found, made, span = next(steps), 0, DeviceTimer(self.engine.device, self._clock)
+        while made < most and not self._others_wait(jobs):
+            found, made = next(steps), made + 1
+            self.engine.computed += tokens
+        if made:
             span.end()
-            self.steps += steps
-            self.batches[sessions] += steps
-            self._followed.append((span, steps, tokens))
+            self.steps += made
+            self.batches[sessions] += made
+            self._followed.append((span, made, tokens))
+        return found
 
     def _others_wait(self, jobs: "Sequence[RunningJob[Any]]") -> bool:
         """Whether others wait for the model, or nobody for one of these."""

@@ -45,10 +45,8 @@ DRAWING = 256  # tokens of steps that draw, one of each session: at most so many
 STEPS = 32  # of a draft that are made without the host
 LOGITS = 8  # of the free memory the logits of the largest forward may take one part in so many
 CAPTURING = threading.Lock()  # CUDA allows one capture at a time in a process
-Forward = Callable[..., Tensor]  # as `ModelRunner.forward`
-Draw = Callable[[], None]  # each call makes one more step of some paths
-Grow = Callable[[], Tensor]  # each call makes one more level of some trees: what `rows_of` reads, of all so far
-GraphCapture = Callable[[Callable[[], None]], Callable[[], None]]
+Replay = Callable[[], None]  # does again what was captured
+GraphCapture = Callable[[Callable[[], None]], Replay]
 
 
 class CudaGraphCapture:
@@ -65,7 +63,7 @@ class CudaGraphCapture:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+    def __call__(self, run: Callable[[], None]) -> Replay:
         """Runs the function, and captures it; RuntimeError if it cannot be captured."""
         with CAPTURING, torch.cuda.device(self._device):
             usual = torch.cuda.current_stream()
@@ -94,90 +92,66 @@ def _run_again(run: Callable[[], None]) -> Callable[[], None]:
 
 
 class DrawingMemory:
-    """What steps that draw read and write, whichever size they have: of the numbers of a forward so many rows."""
+    """What steps that draw read and write, whichever size they have: of the numbers of a forward so many rows.
+
+    They draw after the logits of a forward, (size, V), and write the next forward's tokens to its `own` numbers, (rows,
+    size). A draft is replays of both by turns.
+    """
 
     def __init__(self, rows: int, tokens: int, device: torch.device) -> None:
         self._rows = rows
         self._tables = torch.zeros(STEPS * rows * tokens, dtype=torch.int64, device=device)
-        self.counter = torch.zeros(1, dtype=torch.int64, device=device)  # steps made
-        self.drawn = torch.zeros(STEPS, tokens, dtype=torch.int64, device=device)
-        self.possible = torch.zeros(STEPS, tokens, dtype=torch.float64, device=device)
+        self._counter = torch.zeros(1, dtype=torch.int64, device=device)  # steps made
+        self._drawn = torch.zeros(STEPS, tokens, dtype=torch.int64, device=device)
+        self._possible = torch.zeros(STEPS, tokens, dtype=torch.float64, device=device)
 
-    def tables(self, size: int) -> Tensor:
+    def draw(self, draws: StandingDraws, own: Tensor, logits: Tensor) -> None:
+        """One step: what is captured."""
+        size = len(logits)
+        ids, possible = draws.draw(logits.float())
+        self._drawn[:, :size].index_copy_(0, self._counter, ids[None])
+        self._possible[:, :size].index_copy_(0, self._counter, possible[None])
+        own.copy_(self._tables_of(size).index_select(0, self._counter)[0])
+        StepInputs.of(own).ids.copy_(ids)
+        self._counter.add_(1)
+
+    def restart(self) -> None:
+        """The next step is the first."""
+        self._counter.zero_()
+
+    def begin(self, paths: Paths, draws: StandingDraws, logits: Tensor, tables: Tensor) -> None:
+        """The next steps are those of some paths, the first by the paths' rows; of the forwards that may follow, the
+        numbers, int64 (forwards, rows, size)."""
+        count = len(paths.requests)
+        if len(tables):
+            own = self._tables_of(tables.shape[2])[: len(tables)]
+            own.copy_(staged(tables, logits.device), non_blocking=True)
+        self.restart()
+        logits[:count].copy_(paths.rows)
+        draws.begin([request.options for request in paths.requests], [request.at for request in paths.requests])
+        paths.take(self._drawn[:, :count], self._possible[:, :count])
+
+    def _tables_of(self, size: int) -> Tensor:
         """The numbers of the forwards after each step, (STEPS, rows, size)."""
         return self._tables[: STEPS * self._rows * size].view(STEPS, self._rows, size)
 
 
-class DrawingSteps:
-    """Draws after the logits of a forward of so many tokens, which say what the next forward's tokens are.
-
-    A draft is replays of both by turns. The forward reads `own` numbers, (rows, size), and writes logits, (size, V).
-    """
-
-    def __init__(
-        self, draws: StandingDraws, memory: DrawingMemory, own: Tensor, logits: Tensor, forward: Callable[[], None]
-    ) -> None:
-        self.replay: Callable[[], None] | None = None
-        self._draws, self._memory, self._own, self._logits, self._forward = draws, memory, own, logits, forward
-
-    def draw(self) -> None:
-        """One step: what is captured."""
-        memory, size = self._memory, len(self._logits)
-        ids, possible = self._draws.draw(self._logits.float())
-        memory.drawn[:, :size].index_copy_(0, memory.counter, ids[None])
-        memory.possible[:, :size].index_copy_(0, memory.counter, possible[None])
-        self._own.copy_(memory.tables(size).index_select(0, memory.counter)[0])
-        StepInputs.of(self._own).ids.copy_(ids)
-        memory.counter.add_(1)
-
-    def begun(self, paths: Paths, tables: Tensor | None) -> Draw:
-        """The steps of some paths; of the forwards that may follow the first, the numbers, int64 (forwards, rows,
-        size)."""
-        memory, count = self._memory, len(paths.requests)
-        if tables is not None:
-            memory.tables(tables.shape[2])[: len(tables)].copy_(tables, non_blocking=True)
-        memory.counter.zero_()
-        self._logits[:count].copy_(paths.rows)
-        self._draws.begin([request.options for request in paths.requests], [request.at for request in paths.requests])
-        paths.take(memory.drawn[:, :count], memory.possible[:, :count])
-
-        def step() -> None:
-            if paths.taken:
-                self._forward()
-            assert self.replay is not None
-            self.replay()
-            paths.taken += 1
-
-        return step
-
-
 class GraphRunner:
-    """Forwards of flat tokens, captured at start for some numbers of tokens, to which others are rounded up.
+    """Forwards of flat tokens, captured at start for some numbers of tokens, to which others are rounded up."""
 
-    `read` says what the head of the latest forward has read, (tokens, width), and `note` takes that of a replay's rows.
-    """
-
-    def __init__(
-        self,
-        forward: Forward,
-        cache: KVCache,
-        windows: Windows,
-        device: torch.device,
-        read: Callable[[], Tensor | None],
-        note: Callable[[Tensor], None],
-    ) -> None:
-        self._forward, self._cache, self._windows, self._device = forward, cache, windows, device
-        self._padding_slots = [cache.pools[pool_of(window)].padding_slot for window in windows]
+    def __init__(self, runner: "ModelRunner") -> None:
+        self._runner, self._windows, self._device = runner, runner.windows, runner.device
+        self._padding_slots = [runner.cache.pools[pool_of(window)].padding_slot for window in runner.windows]
         self._rows = len(padding_of(0, self._padding_slots))  # of the numbers of a forward
-        self._capture: GraphCapture | None = capture_for(device)
-        self._replays: dict[int, Callable[[], None]] = {}  # by tokens, ascending
-        self._drawing: list[tuple[StandingDraws, dict[int, DrawingSteps]]] = []  # of each kind, by tokens
-        self._growing: dict[tuple[StandingDraws, StandingTrees], dict[int, Callable[[], None]]] = {}  # by trees
-        self._numbers = torch.zeros(0, dtype=torch.int64, device=device)
+        self._capture: GraphCapture | None = capture_for(runner.device)
+        self._replays: dict[int, Replay] = {}  # by tokens, ascending
+        self._drawing: dict[StandingDraws, dict[int, Replay]] = {}  # of each kind, by tokens
+        self._growing: dict[tuple[StandingDraws, StandingTrees], dict[int, Replay]] = {}  # by trees
+        self._memory: DrawingMemory | None = None  # of steps that draw, if any are captured
+        self._numbers = torch.zeros(0, dtype=torch.int64, device=runner.device)
         self._inputs: dict[int, tuple[Tensor, StepInputs]] = {}  # of captured forwards, by tokens; and their parts
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
         self._states: Tensor | None = None  # (tokens, width): likewise what their heads have read
-        self._note, self._read = note, read
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -193,22 +167,32 @@ class GraphRunner:
         numbers = staged(torch.from_numpy(self._numbers_of(slices)), self._device)
         return self._run(numbers, sum(len(inputs.wanted) for inputs in slices))
 
-    def following(self, tokens: NextTokens, steps: int) -> Callable[[Tensor], Tensor]:
-        """Up to so many forwards, each of the next token of all sessions: of ids, int64 (n,), the logits, as `run`."""
-        tables = iter(sent(self._tables(tokens, steps), self._device))
-        return lambda ids: self._run(next(tables), len(tokens.places), ids)
+    def following(self, paths: Paths, tokens: NextTokens, forwards: int) -> Iterator[None]:
+        """Extends paths by up to so many forwards, each of the next token of all sessions."""
+        for numbers in sent(self._tables(tokens, forwards), self._device):
+            paths.extend(self._run(numbers, len(tokens.places), paths.ids))
+            yield
 
-    def drawing(self, paths: Paths, tokens: NextTokens, forwards: int) -> Draw | None:
-        """Steps of some paths, the first by their rows, then by up to so many forwards of a token of each; None: that
-        is not captured."""
+    def drawing(self, paths: Paths, tokens: NextTokens, forwards: int) -> Iterator[None] | None:
+        """As of `ModelRunner`; None: that is not captured."""
         options = {id(request.options): request.options for request in paths.requests}.values()
-        kinds = (steps for draws, steps in self._drawing if all(map(draws.serves, options)))
-        drawing = next(kinds, {}).get(self.size_for(len(tokens.places)))
+        draws = next((draws for draws in self._drawing if all(map(draws.serves, options))), None)
+        size = self.size_for(len(tokens.places))
         special = any(request.row_width or request.allowed is not None for request in paths.requests)
-        if drawing is None or forwards >= STEPS or special:
+        if draws is None or size not in self._drawing[draws] or forwards >= STEPS or special:
             return None
-        tables = staged(self._tables(tokens, forwards), self._device) if forwards else None
-        return drawing.begun(paths, tables)
+        return self._replayed(paths, draws, size, self._tables(tokens, forwards))
+
+    def _replayed(self, paths: Paths, draws: StandingDraws, size: int, tables: Tensor) -> Iterator[None]:
+        assert self._memory is not None
+        assert self._logits is not None
+        self._memory.begin(paths, draws, self._logits, tables)
+        forward, draw = self._replays[size], self._drawing[draws][size]
+        while True:
+            draw()
+            paths.taken += 1
+            yield
+            forward()
 
     def tree_batches(self, requests: Sequence[TopRequest]) -> Iterator[list[int]]:
         """The indices of those whose trees can grow together, by steps that are captured."""
@@ -222,8 +206,9 @@ class GraphRunner:
         yield from alike.values()
 
     @torch.inference_mode()
-    def growing(self, requests: Sequence[TopRequest], slices: Sequence[InputTokens]) -> Grow:
-        """The levels of trees of one batch. Slices are of each the nodes that a level expands, the first ones."""
+    def growing(self, requests: Sequence[TopRequest], slices: Sequence[InputTokens]) -> Iterator[Tensor]:
+        """Grows the trees of one batch, level by level: what `rows_of` reads, of all so far. Slices are of each the
+        nodes that a level expands, the first ones."""
         kind, count = self._kind_of(requests[0]), len(requests)
         assert kind is not None
         assert self._logits is not None
@@ -237,16 +222,11 @@ class GraphRunner:
         self._logits[: count * width].unflatten(0, (count, width))[:, 0].copy_(rows)
         draws.begin([request.options for request in requests], [at for request in requests for at in request.at])
         trees.begin(requests, most)
-        forward, level, made = self._replays[size], self._growing[kind][most], itertools.count(1)
-
-        @torch.inference_mode()
-        def grow() -> Tensor:
-            if (number := next(made)) > 1:
-                forward()
+        forward, level = self._replays[size], self._growing[kind][most]
+        for number in itertools.count(1):
             level()
-            return trees.found[:number, :count]
-
-        return grow
+            yield trees.found[:number, :count]
+            forward()
 
     def _kind_of(self, request: TopRequest) -> tuple[StandingDraws, StandingTrees] | None:
         kinds = (kind for kind in self._growing if kind[0].serves(request.options) and kind[1].serves(request))
@@ -269,17 +249,17 @@ class GraphRunner:
         if ids is not None:
             inputs.ids[: len(ids)].copy_(ids)
         if not captured:
-            return self._forward(inputs, inputs.kept[:rows]).float()
+            return self._runner.forward(inputs, inputs.kept[:rows]).float()
         self._replays[size]()
         assert self._logits is not None
         if self._states is not None:
-            self._note(self._states.index_select(0, inputs.kept[:rows]))
+            self._runner.read = self._states.index_select(0, inputs.kept[:rows])
         # A copy, as the next forward writes to the same memory.
         return self._logits.index_select(0, inputs.kept[:rows]).float()
 
     def fitting(self, longest: int, row: int) -> tuple[int, ...]:
         """Those of SIZES up to forwards of so many tokens, whose logits of so many bytes each take little memory."""
-        room = unused_memory(self._device, 1, self._cache.ranks) * MIB / LOGITS
+        room = unused_memory(self._device, 1, self._runner.cache.ranks) * MIB / LOGITS
         found = tuple(size for size in SIZES[: bisect_left(SIZES, longest) + 1] if size * row <= room)
         if not found:
             log.warning("no memory is left for CUDA graphs: set a smaller --gpu-memory-utilization or --cache-mib")
@@ -317,21 +297,19 @@ class GraphRunner:
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
-        memory = DrawingMemory(self._rows, sizes[0], self._device)
+        memory = self._memory = DrawingMemory(self._rows, sizes[0], self._device)
         self._numbers.zero_()
         known = [*kinds(self._logits.shape[1], sizes[0])]
         for draws, most in known:
-            found: dict[int, DrawingSteps] = {}
+            self._drawing[draws] = {}
             for size in filter(most.__ge__, sizes):
-                memory.counter.zero_()
-                drawing = DrawingSteps(draws, memory, self._own(size), self._logits[:size], self._replays[size])
-                drawing.replay = self.capture(drawing.draw)
-                if drawing.replay is not None:
-                    found[size] = drawing
-            self._drawing.append((draws, found))
+                memory.restart()
+                replay = self.capture(partial(memory.draw, draws, self._own(size), self._logits[:size]))
+                if replay is not None:
+                    self._drawing[draws][size] = replay
         for (draws, most), trees in itertools.product(known, growing if self._windows == WHOLE else ()):
             self._capture_trees(draws, trees, min(most, sizes[0], TOGETHER // self._logits.shape[1]))
-        count = sum(len(found) for _, found in self._drawing) + sum(map(len, self._growing.values()))
+        count = sum(map(len, (*self._drawing.values(), *self._growing.values())))
         log.info("captured %d steps that draw in %.1f s", count, time.perf_counter() - began)
 
     def _capture_trees(self, draws: StandingDraws, trees: StandingTrees, most: int) -> None:
@@ -345,7 +323,7 @@ class GraphRunner:
             if replay is not None:
                 self._growing.setdefault((draws, trees), {})[count] = replay
 
-    def capture(self, run: Callable[[], None]) -> Callable[[], None] | None:
+    def capture(self, run: Callable[[], None]) -> Replay | None:
         """What does again what this function does, on the same tensors; None where it cannot be captured."""
         if self._capture is None:
             return None
@@ -356,7 +334,7 @@ class GraphRunner:
             failed = error
         # Of all ranks alike: of what is too large a smaller one may do; else this model waits for the device.
         done: float = 1 if failed is None else 0 if isinstance(failed, torch.OutOfMemoryError) else -1
-        done = least(done, self._device, self._cache.ranks)
+        done = least(done, self._device, self._runner.cache.ranks)
         if done < 0:
             self._capture = None
         if done < 1:
@@ -375,13 +353,13 @@ class GraphRunner:
         return self._numbers[: self._rows * size].view(self._rows, size)
 
     def _to_logits(self, inputs: StepInputs) -> None:
-        logits = self._forward(inputs)
+        logits = self._runner.forward(inputs)
         if self._logits is None:  # the first time of all, before anything is captured
             self._logits = torch.empty_like(logits)
-            self._states = None if (states := self._read()) is None else torch.empty_like(states)
+            self._states = None if self._runner.read is None else torch.empty_like(self._runner.read)
         self._logits[: len(logits)].copy_(logits)
-        if self._states is not None and (states := self._read()) is not None:
-            self._states[: len(states)].copy_(states)
+        if self._states is not None and self._runner.read is not None:
+            self._states[: len(logits)].copy_(self._runner.read)
 
 
 class ModelRunner:
@@ -391,17 +369,17 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, layers: Sequence[nn.Module], windows: Windows) -> None:
         self.graphs: GraphRunner | None = None  # None: all forwards are flat batches
-        self._model, self._cache = model, cache
-        self._device, self._dtype = embedding_weight(model).device, model.dtype  # the model's own looks at all weights
+        self._model, self.cache = model, cache
+        self.device, self._dtype = embedding_weight(model).device, model.dtype  # the model's own looks at all weights
         self._heads: int = getattr(model.config.get_text_config(), "num_attention_heads", 1)
         self._keeps_logits = keeps_logits(model)
         # The first is that of what is gathered.
-        self._windows: Windows = tuple(dict.fromkeys((*(WHOLE if cache.gathers else ()), *windows)))
+        self.windows: Windows = tuple(dict.fromkeys((*(WHOLE if cache.gathers else ()), *windows)))
         # Of each attention module its attributes, and the number of its window.
-        self._attentions = [*zip(map(vars, layers), map(self._windows.index, windows), strict=True)]
+        self._attentions = [*zip(map(vars, layers), map(self.windows.index, windows), strict=True)]
         self._lay_out(None)
         # A 4-D mask is passed on as it is: the model then makes none of its own, and the layout says what is seen.
-        self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self._device)
+        self._mask = torch.zeros(1, 1, 1, 1, dtype=self._dtype, device=self.device)
         self.read: Tensor | None = None  # by the head in the latest forward, a row for each of logits, (rows, width)
         self._slices: Sequence[InputTokens] = ()  # of the latest `run`, in order of their rows
         if (head := model.get_output_embeddings()) is not None:
@@ -409,18 +387,9 @@ class ModelRunner:
 
             def note(_: object, inputs: tuple[Tensor, ...]) -> None:
                 if (runner := own()) is not None:
-                    runner._note(*inputs[:1])
+                    runner.read = inputs[0].flatten(0, -2) if inputs else None
 
             head.register_forward_pre_hook(note)
-
-    def _note(self, read: Tensor | None = None) -> None:
-        self.read = None if read is None else read.reshape(-1, read.shape[-1])
-
-    def use_graphs(self) -> GraphRunner:
-        """From now on forwards read numbers of tokens, and can be captured."""
-        forward, windows, read = self.forward, self._windows, lambda: self.read
-        self.graphs = GraphRunner(forward, self._cache, windows, self._device, read, self._note)
-        return self.graphs
 
     def run(self, slices: Sequence[InputTokens]) -> dict[InputTokens, Tensor]:
         """One forward for slices of different sessions: the logits of each, float32 (rows, V)."""
@@ -433,37 +402,44 @@ class ModelRunner:
         """What the head has read in the latest `run`, of each slice, as `read`."""
         return {} if self.read is None else _split(self.read, self._slices)
 
-    def following(self, tokens: NextTokens, steps: int) -> Callable[[Tensor], Tensor]:
-        """As of `GraphRunner`."""
+    @torch.inference_mode()
+    def drawing(self, paths: Paths, tokens: NextTokens, forwards: int) -> Iterator[None]:
+        """Steps of some paths, the first by their rows, then by up to so many forwards of a token of each."""
+        captured = None if self.graphs is None else self.graphs.drawing(paths, tokens, forwards)
+        if captured is not None:
+            yield from captured
+            return
+        paths.begin()
+        yield
+        order, (places, extents) = paths.order, tokens
+        tokens = NextTokens([places[at] for at in order], [extents[at] for at in order])
         if self.graphs is not None:
-            return self.graphs.following(tokens, steps)
-        numbers = iter(range(steps))
-
-        def step(ids: Tensor) -> Tensor:
-            slices = tokens.slices(next(numbers))
-            logits = self._flat(slices, ids)
-            return torch.cat([logits[inputs] for inputs in slices])
-
-        return step
+            yield from self.graphs.following(paths, tokens, forwards)
+            return
+        for step in range(forwards):
+            slices = tokens.slices(step)
+            logits = self._flat(slices, paths.ids)
+            paths.extend(torch.cat([logits[inputs] for inputs in slices]))
+            yield
 
     def forward(self, inputs: StepInputs, kept: Tensor | None = None) -> Tensor:
         """The model's logits after each token, (tokens, V), or after those kept, whatever the numbers are.
 
         Waits for nothing, and may be called several times in what is captured: a call sees the keys of those before.
         """
-        pools = self._cache.pools
-        targets = {id(pools[pool_of(at)]): own[0] for at, own in zip(self._windows, inputs.marks, strict=True)}
-        self._cache.map_slots([targets[id(pool)] for pool in pools], inputs.positions)
+        pools = self.cache.pools
+        targets = {id(pools[pool_of(at)]): own[0] for at, own in zip(self.windows, inputs.marks, strict=True)}
+        self.cache.map_slots([targets[id(pool)] for pool in pools], inputs.positions)
         return self._call(inputs.ids, inputs.positions, inputs.marks, kept)
 
     def _flat(self, slices: Sequence[InputTokens], ids: Tensor | None = None) -> dict[InputTokens, Tensor]:
-        batch = batch_of(slices, self._heads, self._dtype, self._device, self._windows, self._cache.gathers)
-        self._cache.map_slots(batch.slot_mappings, batch.positions, batch.gathered)
+        batch = batch_of(slices, self._heads, self._dtype, self.device, self.windows, self.cache.gathers)
+        self.cache.map_slots(batch.slot_mappings, batch.positions, batch.gathered)
         if ids is None:
             ids = batch.ids
         else:
             places = {inputs: place for place, inputs in enumerate(slices)}
-            ids = ids[sent(torch.tensor([places[inputs] for inputs in batch.slices]), self._device)]
+            ids = ids[sent(torch.tensor([places[inputs] for inputs in batch.slices]), self.device)]
         self._slices = batch.slices
         return _split(self._call(ids, batch.positions, batch.layouts, batch.kept).float(), batch.slices)
 
@@ -476,7 +452,7 @@ class ModelRunner:
                 input_ids=ids[None],
                 position_ids=positions[None],
                 attention_mask=self._mask,
-                past_key_values=self._cache,
+                past_key_values=self.cache,
                 use_cache=True,
                 **options,
             ).logits[0]
