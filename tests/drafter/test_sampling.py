@@ -182,7 +182,7 @@ async def test_a_row_is_the_full_ones_over_kept_ids(pruned: DrafterClient, draft
 
 async def test_columns_that_follow_the_text_have_the_rows_of_its_ids(drafter, following, following_model):
     """The row is the full one over the ids kept and those of prompt and output; columns are given up for newer ids."""
-    text, kept = from_bytes("Größe: 123 %, quick".encode()), following_model.kept[:KEEP].copy()
+    text, kept = from_bytes("Größe: 123 %, quick".encode()), following_model.clocks.kept[:KEEP].copy()
     opening, ids = OpenDrafter(text, SamplingOptions(), KEY, WHOLE), following_model.tokenization.encode_prompt_letters
     newest = [*dict.fromkeys(one for one in reversed(ids(text)) if one not in kept)][:6]
     assert len(newest) == 6 < len({*ids(text)} - {*kept.tolist()})
@@ -223,7 +223,7 @@ async def test_where_no_shared_token_is_kept_it_stands_aside(pruned: DrafterClie
 async def test_scores_are_of_kept_ids_only(pruned: DrafterClient, pruned_model: RunningModel) -> None:
     vocabulary = pruned_model.tokenization.vocabulary
     letters = sorted({letter for text in vocabulary.letters for letter in text})
-    kept = {vocabulary.letters[token][0] for token in pruned_model.kept}
+    kept = {vocabulary.letters[token][0] for token in pruned_model.clocks.kept}
     async with pruned.session(OpenDrafter(PROMPT, SamplingOptions(), None, 0)) as session:
         await session.draft(FIRST)
         scored = await session.score(Score(1, 0, tuple(map(Letters, letters)), 6))

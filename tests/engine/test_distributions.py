@@ -22,7 +22,6 @@ from crossdraft.engine.distributions import (
     distributions,
     row_table,
     tempered,
-    width_of,
 )
 from crossdraft.types.messages import SamplingOptions
 from tests.engine.tiny import drafting_distributions, nodes
@@ -257,8 +256,8 @@ def test_what_a_drafter_draws_from_is_the_distribution_cut(options: SamplingOpti
     warping = Warping.of([options], [len(logits)], logits.device)
     best = tempered(logits, warping).topk(row_width)
     expected = torch.zeros(logits.shape, dtype=torch.float64).scatter_(-1, best.indices, best.values)
-    for width in {0, width_of(options, SIZE)}:
-        weights, columns = cut_distributions(logits, warping, row_width, width)
+    for width in {0, warping.width}:
+        weights, columns = cut_distributions(logits, replace(warping, width=width), row_width)
         found = torch.zeros_like(expected).scatter_(-1, columns, weights)
         np.testing.assert_allclose(found, expected / expected.sum(-1, keepdim=True), atol=row_width * 2.0**-24)
         assert weights.sum(-1).tolist() == [1.0] * len(logits)

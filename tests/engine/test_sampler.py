@@ -268,15 +268,10 @@ def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(options, allowed,
 def taped_extension(paths: Paths, logits: torch.Tensor) -> tuple[Callable[[], None], torch.Tensor]:
     """One more step of the paths, noted while it is made; and where each replay leaves its ids."""
     ids = torch.empty(5, dtype=torch.int64)
-    alike = paths._alike[0]
-    at = alike._at and Moments(*(each.clone() for each in alike._at))
 
     def run() -> None:
-        alike._at = at
         paths.extend(logits)
         ids.copy_(paths.ids)
-        if at is not None:
-            at.offsets.copy_(alike._at.offsets)
 
     tape = Tape()
     with tape:

@@ -127,7 +127,7 @@ class DrawSource(ABC):
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
         found = yield DistributionRequest(logits, self._opening.options, row_width, self._columns)
-        return [(self._running.ids(columns), weights) for columns, weights in found]
+        return [(self._running.clocks.named(columns), weights) for columns, weights in found]
 
 
 class OwnTokens(DrawSource):
@@ -145,7 +145,7 @@ class OwnTokens(DrawSource):
 
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
         found = yield DrawRequest(*self._asked(logits, draws, offsets, besides), self._opening.row_width)
-        return list(found if self._running.kept is None else map(self._kept, found))
+        return list(found)
 
     def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Draw], float]]:
         opening = self._opening
@@ -154,12 +154,6 @@ class OwnTokens(DrawSource):
 
     def append(self, context: Context, token: int) -> None:
         context.append(token)
-
-    def _kept(self, draw: Draw) -> Draw:
-        """By ids, of one by columns."""
-        ids, own = self._running.ids, draw.distribution
-        token, *others = ids(np.array([draw.token, *draw.others], dtype=np.int64)).tolist()
-        return Draw(token, own and (ids(own[0]), own[1]), others)
 
 
 class TargetTokens(DrawSource):

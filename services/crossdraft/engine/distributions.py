@@ -88,7 +88,7 @@ class LogitsProcessor:
 
     def __init__(self, options: SamplingOptions, size: int, device: torch.device, prompt: tuple[int, ...] = ()) -> None:
         self.warping = options.of_drafter  # what follows
-        self.kind = Warping.kind(self.warping, size)  # rows for which this is equal are computed together
+        self.kind = Warping.kind(self.warping)  # rows for which this is equal are computed together
         self.looks_back = options.looks_back
         self._rates = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
         self._penalises = self._rates != (1, 0, 0)
@@ -225,13 +225,13 @@ def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     return joined([part.processor.scores(own, part.history) for part, own in each])
 
 
-def width_of(options: SamplingOptions, columns: int) -> int:
+def width_of(options: SamplingOptions) -> int:
     """The best columns to which draws are narrowed, where others have no probability; 0: to none.
 
     Of those that are equal to the last one of `top_k` at least as many are kept as there are others.
     """
-    width = max(LEAST_WIDTH, 1 << (2 * options.top_k - 1).bit_length()) if options.top_k else 0
-    return min(width, columns) if options.top_k <= NARROW else 0
+    narrow = 0 < options.top_k <= NARROW
+    return max(LEAST_WIDTH, 1 << (2 * options.top_k - 1).bit_length()) if narrow else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,13 +244,14 @@ class Warping:
     top_k: Tensor | None  # int64 (n, 1), 0: all; None: likewise
     most: int  # of these
     top_p: Tensor | None  # float64 (n, 1); None: likewise
+    width: int  # best columns that alone can be drawn, as `width_of`
 
     @staticmethod
-    def kind(options: SamplingOptions, columns: int) -> tuple[bool, int, bool]:
+    def kind(options: SamplingOptions) -> tuple[bool, int, bool]:
         """What must be equal in options of one `Warping`, which looks only at the first whether some apply."""
         if options.temperature == 0:
             return True, 0, False
-        return False, width_of(options, columns), options.top_p < 1
+        return False, width_of(options), options.top_p < 1
 
     @staticmethod
     def of(options: Sequence[SamplingOptions], sizes: Sequence[int], device: torch.device) -> "Warping":
@@ -267,6 +268,7 @@ class Warping:
             top_k.long() if most else None,
             most,
             top_p if options[0].top_p < 1 else None,
+            width_of(options[0]),
         )
 
 
@@ -281,7 +283,7 @@ def warping_table(options: Sequence[SamplingOptions]) -> Probabilities:
     return np.stack([np.array(row, dtype=np.float64) for row in rows])
 
 
-GREEDY = Warping(True, torch.zeros(0, 1, dtype=torch.float64), None, None, 0, None)
+GREEDY = Warping(True, torch.zeros(0, 1, dtype=torch.float64), None, None, 0, None, 0)
 
 
 @torch.inference_mode()
@@ -305,6 +307,15 @@ def tempered(scores: Tensor, warping: Warping) -> Tensor:
     if warping.top_p is not None:
         scores = _nucleus(scores, warping.top_p)
     return scores.softmax(-1)
+
+
+def weights_of(scores: Tensor, warping: Warping) -> tuple[Tensor, Tensor | None]:
+    """What may be drawn by scores (n, m): float64 probabilities (n, k), and their columns; None: of all, in order."""
+    if warping.greedy:
+        best, certain = greedy(scores)
+        return certain, best
+    best, places = scores.topk(min(warping.width, scores.shape[-1])) if warping.width else (scores, None)
+    return tempered(best, warping), places
 
 
 def greedy(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -449,7 +460,7 @@ def cut_rows(weights: Probabilities, columns: Ids) -> list[tuple[Ids, Probabilit
 
 
 @torch.inference_mode()
-def cut_distributions(scores: Tensor, warping: Warping, row_width: int, width: int = 0) -> tuple[Tensor, Tensor]:
+def cut_distributions(scores: Tensor, warping: Warping, row_width: int) -> tuple[Tensor, Tensor]:
     """What a drafter draws from where it is cut: float64 probabilities, the largest first, and columns, (n, m) each.
 
     Mask, temperature, truncation, rounding, in this order; what is returned is what must be drawn from. The
@@ -460,10 +471,10 @@ def cut_distributions(scores: Tensor, warping: Warping, row_width: int, width: i
         best, certain = greedy(scores)
         return certain, best
     row_width = min(row_width, scores.shape[-1])
-    if warping.top_p is not None and not width:
+    if warping.top_p is not None and not warping.width:
         weights, columns = tempered(scores, warping).topk(row_width)
     else:  # what is left out needs no probabilities
-        best, columns = scores.topk(max(row_width, width))
+        best, columns = scores.topk(max(row_width, min(warping.width, scores.shape[-1])))
         weights, columns = tempered(best, warping)[:, :row_width], columns[:, :row_width]
     # The largest takes what rounding leaves. The last of cumulative sums does not depend on other rows, as a sum may.
     steps = (weights / weights.cumsum(-1)[:, -1:] * GRID).round_()

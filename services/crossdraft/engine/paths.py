@@ -16,7 +16,7 @@ from torch import Tensor
 from crossdraft.engine.attention import Marks
 from crossdraft.engine.batch import StepInputs
 from crossdraft.engine.device import Fetched, Fetching, sent, staged
-from crossdraft.engine.distributions import NOT_FINITE, Columns, Warping, columns_of, joined, warping_table, width_of
+from crossdraft.engine.distributions import NOT_FINITE, Columns, Warping, columns_of, joined, warping_table
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     TOGETHER,
@@ -28,7 +28,6 @@ from crossdraft.engine.sampler import (
     TopRequest,
     TopRow,
     drawn_from,
-    drawn_with,
     draws_of,
     likeliest_of,
     moments_table,
@@ -57,7 +56,7 @@ class PathRequest(OfLogits[list[Draw]]):
 
     @property
     def kind(self) -> Hashable:
-        return Warping.kind(self.options, self.logits.shape[-1]), self.clocks, self.row_width, self.allowed
+        return Warping.kind(self.options), self.clocks, self.row_width, self.allowed
 
     def launch(self, requests: "Sequence[PathRequest]") -> Fetching[list[list[Draw]]]:
         paths = Paths(requests)
@@ -134,13 +133,9 @@ class StandingDraws:
 
         Rows beyond those that have a path get any id.
         """
-        count, clocks = len(logits), self._clocks
-        at = None if self._greedy else Moments(*(each[:count] for each in self._at))
-        drawn, possible = drawn_from(logits, *self._warping(logits, 1), clocks, at)
-        column = drawn[:, 0]
-        if at is not None:
-            at.offsets.add_(clocks.lengths[column])
-        return clocks.ids_of(column), possible[:, 0].double()
+        at = None if self._greedy else Moments(*(each[: len(logits)] for each in self._at))
+        ids, (possible,) = _next_ids(logits, self._warping(logits, 1), self._clocks, at)
+        return ids, possible[:, 0].double()
 
     def likeliest(self, logits: Tensor, offsets: Tensor, each: int, count: int) -> tuple[Tensor, Tensor]:
         """As `likeliest_of`, after so many rows `each` of those for which it draws, at other offsets, int64 (n,)."""
@@ -148,14 +143,30 @@ class StandingDraws:
         if not self._greedy:
             beginnings = self._at.beginnings[: len(logits) // each, None].expand(-1, each).flatten()
             at = Moments(beginnings, offsets)
-        return likeliest_of(logits, *self._warping(logits, each), self._clocks, at, count)
+        return likeliest_of(logits, self._warping(logits, each), self._clocks, at, count)
 
-    def _warping(self, logits: Tensor, each: int) -> tuple[Warping, int]:
+    def _warping(self, logits: Tensor, each: int) -> Warping:
         numbers = self._numbers[:4, : len(logits) // each, None].expand(-1, -1, each)
         temperatures, least, top_k, top_p = numbers.reshape(4, -1, 1)
-        limited, width = top_k.long() if self._width else None, min(self._width, logits.shape[-1])
-        nucleus = top_p if self._width or self._nucleus else None
-        return Warping(self._greedy, temperatures, least, limited, self._width // 2, nucleus), width
+        limited, nucleus = top_k.long() if self._width else None, top_p if self._width or self._nucleus else None
+        return Warping(self._greedy, temperatures, least, limited, self._width // 2, nucleus, self._width)
+
+
+def _next_ids(
+    logits: Tensor,
+    warping: Warping,
+    clocks: Clocks,
+    at: Moments | None,
+    allowed: Columns | None = None,
+    row_width: int = 0,
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """The ids after rows of logits (n, V), int64 (n,), and the rest as of `drawn_from`; the moments move on."""
+    columns = None if allowed is None else allowed.on_device
+    drawn, found = drawn_from(columns_of(logits, allowed), warping, clocks, at, columns, row_width)
+    column = drawn[:, 0] if columns is None else columns[drawn[:, 0]]
+    if at is not None:
+        at.offsets.add_(clocks.lengths[column])
+    return clocks.ids_of(column), found
 
 
 def standing_draws(clocks: Clocks, columns: int, most: int) -> list[tuple[StandingDraws, int]]:
@@ -227,23 +238,15 @@ class _AlikePaths:
 
     def __init__(self, requests: Sequence[PathRequest], rows: Tensor) -> None:
         self.tensors: list[Tensor] = []
-        self.size, request = len(requests), requests[0]
-        self._request, columns = request, rows.shape[-1] if request.allowed is None else len(request.allowed.numbers)
+        self.size, self._request = len(requests), requests[0]
         self._warping = Warping.of([request.options for request in requests], [1] * self.size, rows.device)
-        self._width = width_of(request.options, columns)
         self._at = None if self._warping.greedy else Moments.of([request.at for request in requests], rows.device)
 
     @torch.inference_mode()
     def extend(self, logits: Tensor) -> Tensor:
         """As of `Paths`."""
-        request, clocks = self._request, self._request.clocks
-        allowed = None if request.allowed is None else request.allowed.on_device
-        scores = columns_of(logits, request.allowed)
-        drawn, found = drawn_with(scores, self._warping, self._width, clocks, self._at, allowed, request.row_width)
-        column = drawn[:, 0] if allowed is None else allowed[drawn[:, 0]]
-        ids = clocks.ids_of(column)
-        if self._at is not None:
-            self._at = Moments(self._at.beginnings, self._at.offsets + clocks.lengths[column])
+        request = self._request
+        ids, found = _next_ids(logits, self._warping, request.clocks, self._at, request.allowed, request.row_width)
         self.tensors += [ids, *found]
         return ids
 
@@ -252,7 +255,7 @@ class _AlikePaths:
         request, each = self._request, 3 if self._request.row_width else 2
         steps = (arrays[begin : begin + each] for begin in range(0, len(arrays), each))
         drawn = (
-            draws_of(ids.astype(np.int64), weights, places, request.allowed, request.clocks.kept)
+            draws_of(ids.astype(np.int64), weights, places, request.allowed, request.clocks)
             for ids, weights, *places in steps
         )
         return [list(path) for path in zip(*drawn, strict=True)]

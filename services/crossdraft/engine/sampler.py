@@ -27,7 +27,6 @@ from crossdraft.engine.distributions import (
     cut_distributions,
     cut_rows,
     distributions,
-    greedy,
     joined,
     log_probabilities_of,
     logits_of,
@@ -35,7 +34,7 @@ from crossdraft.engine.distributions import (
     row_table,
     scores,
     tempered,
-    width_of,
+    weights_of,
 )
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types import quick_dataclass
@@ -128,6 +127,10 @@ class Clocks:
 
     def ids_of(self, columns: Tensor) -> Tensor:
         return columns if self.ids is None else self.ids[columns]
+
+    def named(self, columns: Ids) -> Ids:
+        """The same on the host: the ids of columns, in the same shape."""
+        return columns if self.kept is None else self.kept[columns]
 
     def give(self, columns: list[int], ids: list[int]) -> None:
         """These columns of a cut head are those of other ids now."""
@@ -335,18 +338,13 @@ class SampleRequest(_OfNodes[Found[Sample]]):
         offsets = [request.offsets for request in requests]
         sizes = [*map(len, offsets)]
         logits = logits_of([request.nodes for request in requests])
-        found, width = scores([request.nodes for request in requests], logits), width_of(options[0], logits.shape[-1])
         warping, at = Warping.of(options, sizes, logits.device), None
         if not warping.greedy:
             at = Moments.of_keys([request.key for request in requests], offsets, logits.device)
-        drawn, certain = drawn_from(found, warping, width, self.clocks, at)
+        drawn, certain = drawn_from(scores([request.nodes for request in requests], logits), warping, self.clocks, at)
         own = log_probabilities_of(logits)
-        tokens, possible, values, *likely = yield (
-            drawn,
-            certain,
-            own.gather(-1, drawn),
-            *Likely.tensors(own, self.likely),
-        )
+        logged = own.gather(-1, drawn), *Likely.tensors(own, self.likely)
+        tokens, possible, values, *likely = yield drawn, *certain, *logged
         if not possible.all():
             raise nothing_left(logits)
         table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], Likely.of(*likely) if likely else None)
@@ -354,32 +352,25 @@ class SampleRequest(_OfNodes[Found[Sample]]):
 
 
 def drawn_from(
-    scores: Tensor, warping: Warping, width: int, clocks: Clocks, at: Moments | None, columns: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """A draw from each row of scores (n, m), and whether it was possible, (n, 1) each; `columns` as in `Clocks`, and
-    `at` is None where all are greedy."""
-    if at is None:
-        return greedy(scores)
-    if not width:
-        distribution = tempered(scores, warping)
-        drawn = clocks.draw(distribution, at, columns)
-        return drawn, distribution.gather(-1, drawn) > 0
-    best, places = scores.topk(width)
-    distribution = tempered(best, warping)
-    first = clocks.draw(distribution, at, columns, places)
-    return places.gather(-1, first), distribution.gather(-1, first) > 0
-
-
-def drawn_with(
-    scores: Tensor, warping: Warping, width: int, clocks: Clocks, at: Moments | None, columns: Tensor | None, row: int
+    scores: Tensor,
+    warping: Warping,
+    clocks: Clocks,
+    at: Moments | None,
+    columns: Tensor | None = None,
+    row_width: int = 0,
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """As `drawn_from`, of drafters: where rows have a width, drawn from these, which take the place of the second."""
-    if not row:
-        drawn, possible = drawn_from(scores, warping, width, clocks, at, columns)
-        return drawn, [possible]
-    weights, places = cut_distributions(scores, warping, row, width)
+    """A draw from each row of scores (n, m), and whether it was possible, (n, 1) each; where rows have a width it is
+    from these, and in place of the second come their weights and places, (n, width) each.
+
+    `columns` are as in `Clocks`, and `at` is None where all are greedy.
+    """
+    weights, places = cut_distributions(scores, warping, row_width) if row_width else weights_of(scores, warping)
     first = None if at is None else clocks.draw(weights, at, columns, places)
-    return places if first is None else places.gather(-1, first), [weights, places]
+    drawn = places if first is None else first if places is None else places.gather(-1, first)
+    assert drawn is not None  # what is greedy has places
+    if row_width and places is not None:
+        return drawn, [weights, places]
+    return drawn, [(weights if first is None else weights.gather(-1, first)) > 0]
 
 
 @quick_dataclass(frozen=True, eq=False)
@@ -442,12 +433,11 @@ class _OfDrafter(OfLogits[R]):
 
     options: SamplingOptions  # penalties and biases are not used
 
-    def scores(self, requests: "Sequence[_OfDrafter[R]]", allowed: Columns | None) -> tuple[Tensor, Warping, int]:
-        """Of all rows what may be drawn, its options, and the best columns that alone can be drawn, as `width_of`."""
+    def scores(self, requests: "Sequence[_OfDrafter[R]]", allowed: Columns | None) -> tuple[Tensor, Warping]:
+        """Of all rows what may be drawn, and its options."""
         found = columns_of(joined([request.logits for request in requests]), allowed)
         sizes = [request.logits.shape[0] for request in requests]
-        warping = Warping.of([request.options for request in requests], sizes, found.device)
-        return found, warping, width_of(self.options, found.shape[-1])
+        return found, Warping.of([request.options for request in requests], sizes, found.device)
 
 
 @quick_dataclass(frozen=True, eq=False)
@@ -459,13 +449,13 @@ class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
 
     @property
     def kind(self) -> Hashable:
-        return Warping.kind(self.options, self.logits.shape[-1]), self.row_width, self.allowed
+        return Warping.kind(self.options), self.row_width, self.allowed
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[DistributionRequest]") -> Fetching[list[Sequence[Distribution]]]:
-        scores, warping, width = self.scores(requests, self.allowed)
+        scores, warping = self.scores(requests, self.allowed)
         if self.row_width or warping.greedy:
-            weights, places = yield cut_distributions(scores, warping, self.row_width or 1, width)
+            weights, places = yield cut_distributions(scores, warping, self.row_width or 1)
         else:  # nothing is cut, and to order a whole vocabulary is slow
             (weights,) = yield (tempered(scores, warping),)
             places = np.broadcast_to(np.arange(weights.shape[-1]), weights.shape)
@@ -491,8 +481,7 @@ class _Drawing(_OfDrafter[Sequence[T]]):
 
     @property
     def kind(self) -> Hashable:
-        kind = Warping.kind(self.options, self.logits.shape[-1])
-        return kind, self.clocks, self.keyed, self.count, self.allowed
+        return Warping.kind(self.options), self.clocks, self.keyed, self.count, self.allowed
 
     @property
     def columns(self) -> Tensor | None:
@@ -533,11 +522,11 @@ class TopRequest(_Drawing[TopRow]):
 
     @torch.inference_mode()
     def launch(self, requests: "Sequence[TopRequest]") -> Fetching[list[Sequence[TopRow]]]:
-        scores, warping, width = self.scores(requests, self.allowed)
+        scores, warping = self.scores(requests, self.allowed)
         at = self.moments(requests) if self.keyed and not warping.greedy else None
-        values, places = yield likeliest_of(scores, warping, width, self.clocks, at, self.count, self.columns)
-        columns, kept = numbers_of(places, self.allowed), self.clocks.kept
-        rows = zip((columns if kept is None else kept[columns]).tolist(), values.tolist(), strict=True)
+        values, places = yield likeliest_of(scores, warping, self.clocks, at, self.count, self.columns)
+        ids = self.clocks.named(numbers_of(places, self.allowed))
+        rows = zip(ids.tolist(), values.tolist(), strict=True)
         found = [[(token, -log(value)) for token, value in zip(*row, strict=True) if value > 0] for row in rows]
         if not all(found):
             raise ValueError(NOT_FINITE)
@@ -545,24 +534,17 @@ class TopRequest(_Drawing[TopRow]):
 
 
 def likeliest_of(
-    scores: Tensor,
-    warping: Warping,
-    width: int,
-    clocks: Clocks,
-    at: Moments | None,
-    count: int,
-    columns: Tensor | None = None,
+    scores: Tensor, warping: Warping, clocks: Clocks, at: Moments | None, count: int, columns: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Of rows of scores (n, m) the weights that `TopRequest` has, and their places, (n, count) each, the largest first.
 
-    `width` and `columns` are as in `drawn_from`; `at` is None where the target draws by itself.
+    `columns` are as in `Clocks`; `at` is None where the target draws by itself.
     """
     count = min(count, scores.shape[-1])
     if warping.greedy:
         best = scores.topk(count).indices
         return scores.softmax(-1, dtype=torch.float64).gather(-1, best), best
-    best, near = scores.topk(width) if width else (scores, None)
-    weights = tempered(best, warping)
+    weights, near = weights_of(scores, warping)
     if at is not None:
         weights = 1 / clocks.arrivals_at(weights, at, columns, near)
         weights /= weights.cumsum(-1)[:, -1:]  # a sum whose rounding does not depend on other rows
@@ -576,14 +558,14 @@ def likeliest_of(
 class Draw(NamedTuple):
     """What was drawn."""
 
-    token: int  # a column of logits, or an id
+    token: int  # an id
     distribution: Distribution | None = None  # that it was drawn from, if that was wanted
     others: Sequence[int] = ()  # as many as were asked for of those nearest to being drawn, then of the likeliest
 
 
 @quick_dataclass(frozen=True, eq=False)
 class DrawRequest(_Drawing[Draw]):
-    """A draw from each row, by columns; for the first row also the `count` that came nearest to being drawn, the
+    """A draw from each row; for the first row also the `count` that came nearest to being drawn, the
     nearest first: those that arrive next in the same race, or without a key the likeliest."""
 
     row_width: int = 0  # as in `DistributionRequest`; above 0 the distributions are wanted, too
@@ -595,16 +577,18 @@ class DrawRequest(_Drawing[Draw]):
     @torch.inference_mode()
     def launch(self, requests: "Sequence[DrawRequest]") -> Fetching[list[Sequence[Draw]]]:
         sizes = [request.logits.shape[0] for request in requests]
-        scores, warping, width = self.scores(requests, self.allowed)
+        scores, warping = self.scores(requests, self.allowed)
         at = None if warping.greedy else self.moments(requests)
-        drawn, own = drawn_with(scores, warping, width, self.clocks, at, self.columns, self.row_width)
+        drawn, own = drawn_from(scores, warping, self.clocks, at, self.columns, self.row_width)
         firsts = [*accumulate(sizes, initial=0)][:-1]
         near = self._nearest(scores, own, firsts, requests) if self.count else []
         places, weights, *more = yield [drawn, *own, *near]
-        found = draws_of(numbers_of(places, self.allowed)[:, 0], weights, more[: len(own) - 1], self.allowed)
+        tokens = self.clocks.named(numbers_of(places, self.allowed)[:, 0])
+        found = draws_of(tokens, weights, more[: len(own) - 1], self.allowed, self.clocks)
         beside, never = more[-2:] if near else (NO_VALUES, NO_VALUES)
-        for first, columns, out in zip(firsts, numbers_of(beside, self.allowed).tolist(), never.tolist(), strict=False):
-            possible = [column for column, impossible in zip(columns, out, strict=True) if not impossible]
+        ids = self.clocks.named(numbers_of(beside, self.allowed))
+        for first, near_ids, out in zip(firsts, ids.tolist(), never.tolist(), strict=False):
+            possible = [token for token, impossible in zip(near_ids, out, strict=True) if not impossible]
             others = list(dict.fromkeys([found[first].token, *possible]))[1 : 1 + self.count]
             found[first] = found[first]._replace(others=others)
         return _split(found, sizes)
@@ -632,13 +616,9 @@ class DrawRequest(_Drawing[Draw]):
 
 
 def draws_of(
-    tokens: Ids,
-    weights: Probabilities,
-    places: Sequence[Probabilities],
-    allowed: Columns | None,
-    kept: Ids | None = None,
+    tokens: Ids, weights: Probabilities, places: Sequence[Probabilities], allowed: Columns | None, clocks: Clocks
 ) -> list[Draw]:
-    """What was drawn of each row (n,), of what was fetched: weights and their places, or whether it was possible.
+    """What was drawn of each row, ids (n,), of what was fetched: weights and their places, or whether it was possible.
 
     Raises:
         ValueError: logits are not finite.
@@ -647,5 +627,4 @@ def draws_of(
         raise ValueError(NOT_FINITE)
     if not places:
         return list(map(Draw, tokens.tolist()))
-    columns = numbers_of(places[0], allowed)
-    return list(map(Draw, tokens.tolist(), cut_rows(weights, columns if kept is None else kept[columns])))
+    return list(map(Draw, tokens.tolist(), cut_rows(weights, clocks.named(numbers_of(places[0], allowed)))))

@@ -167,7 +167,6 @@ class RunningModel:
     noise: KeyedNoise  # of the vocabulary
     clocks: Clocks  # of the columns of its logits
     description: Description
-    kept: Ids | None = None  # the id of each column of its logits; None: every id has one
     text_columns: TextColumns | None = None  # None: every column stays that of its id
     end: Callable[[], None] = lambda: None  # ends what runs beside its thread
 
@@ -216,7 +215,6 @@ class RunningModel:
             noise,
             clocks,
             about,
-            loaded.kept,
             None if loaded.following is None else TextColumns(loaded.following, clocks),
         )
 
@@ -224,7 +222,7 @@ class RunningModel:
     def grammars(self) -> GrammarCompiler:
         """For the columns of its logits, but those that follow texts; the model's stop ids end outputs."""
         letters, stops = self.tokenization.vocabulary.letters, self.description.stops
-        ids = range(len(letters)) if self.kept is None else self.kept.tolist()
+        ids = range(len(letters)) if self.clocks.kept is None else self.clocks.kept.tolist()
         written = [letters[token] for token in ids]
         if self.text_columns is not None:
             written[self.text_columns.first :] = [NOTHING] * (len(ids) - self.text_columns.first)
@@ -232,14 +230,10 @@ class RunningModel:
 
     def columns(self, allowed: Ids | None) -> Ids | None:
         """The columns of logits whose ids are and stay among `allowed` (None: all); None: every column."""
-        if self.kept is None or allowed is None:
+        if (kept := self.clocks.kept) is None or allowed is None:
             return allowed
-        stay = len(self.kept) if self.text_columns is None else self.text_columns.first
-        return np.flatnonzero(np.isin(self.kept[:stay], allowed))
-
-    def ids(self, columns: Ids) -> Ids:
-        """The ids that columns of logits stand for, in the same shape."""
-        return columns if self.kept is None else self.kept[columns]
+        stay = len(kept) if self.text_columns is None else self.text_columns.first
+        return np.flatnonzero(np.isin(kept[:stay], allowed))
 
     def statistics(self) -> ModelStatistics:
         """What the model has done so far. May be called from any thread."""
