@@ -361,26 +361,19 @@ def _outside(probabilities: Tensor, top_p: Tensor, width: int) -> tuple[Tensor, 
     return outside, sums[:, -1]
 
 
-@dataclass(frozen=True, eq=False)
-class Likely:
-    """The most probable ids of n nodes by the model itself, the most probable first."""
+def likeliest(log_probabilities: Tensor, count: int | None) -> Sequence[Tensor]:
+    """Of each row (n, V) the largest, so many at most, and their ids, (n, m) each; 0 or None: nothing."""
+    return log_probabilities.topk(min(count, log_probabilities.shape[-1])) if count else ()
 
-    ids: Ids  # int64 (n, m)
-    log_probabilities: Probabilities  # (n, m), nats
 
-    @staticmethod
-    def tensors(log_probabilities: Tensor, count: int | None) -> Sequence[Tensor]:
-        """What is to be fetched for at most so many of each row (n, V), values and ids; 0 or None: nothing."""
-        return log_probabilities.topk(min(count, log_probabilities.shape[-1])) if count else ()
-
-    @staticmethod
-    def of(values: Probabilities, ids: Probabilities) -> "Likely":
-        """What was fetched."""
-        return Likely(ids.astype(np.int64), values)
-
-    def pairs(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[tuple[int, float], ...]]:
-        for ids, values in zip(self.ids[begin:end].tolist(), self.log_probabilities[begin:end].tolist(), strict=True):
-            yield tuple((token, value) for token, value in zip(ids, values, strict=True) if value > -math.inf)
+def likely_pairs(
+    fetched: Sequence[Probabilities], begin: int, end: int | None
+) -> Iterator[tuple[tuple[int, float], ...]]:
+    """The most probable ids of some nodes, with log-probabilities, of what `likeliest` has found; else none of each."""
+    if not fetched:
+        yield from repeat(())
+    for values, ids in zip(*(part[begin:end].tolist() for part in fetched), strict=True):
+        yield tuple((int(token), value) for token, value in zip(ids, values, strict=True) if value > -math.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,12 +385,12 @@ class RowTable:
     probabilities: Probabilities  # (entries,)
     tails: Probabilities  # (n,)
     log_probabilities: Probabilities | None = None  # (entries,), nats, of the model itself, if they were asked for
-    likely: Likely | None = None  # with them, if any were asked for
+    likely: Sequence[Probabilities] = ()  # with them, if any were asked for: as of `likeliest`
 
     def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Row, ...]:
         tails = self.tails[begin:end].tolist()
         bounds = pairwise(self.bounds[begin : None if end is None else end + 1].tolist())
-        logs, pairs = self.log_probabilities, repeat(()) if self.likely is None else self.likely.pairs(begin, end)
+        logs, pairs = self.log_probabilities, likely_pairs(self.likely, begin, end)
         return tuple(
             Row(self.ids[at], self.probabilities[at], tail, None if logs is None else logs[at], likely)
             for tail, at, likely in zip(tails, starmap(slice, bounds), pairs, strict=False)
@@ -433,7 +426,7 @@ def row_table(
     found = [top, ids, _tails(unlisted), before, known]
     if logits is not None:
         own = log_probabilities_of(logits)
-        found += [own.gather(-1, ids), own[rows, columns], *Likely.tensors(own, likely)]
+        found += [own.gather(-1, ids), own[rows, columns], *likeliest(own, likely)]
     shares, heads, tails, beside, values, *logged = yield found
     inside = shares > 0
     extra = (beside > 0) | (values == 0)  # else it is in the head
@@ -448,7 +441,7 @@ def row_table(
     if not logged:
         return table
     logs = np.concatenate([logged[0][inside], logged[1][extra]])[order]
-    return replace(table, log_probabilities=logs, likely=Likely.of(*logged[2:]) if likely else None)
+    return replace(table, log_probabilities=logs, likely=logged[2:])
 
 
 def cut_rows(weights: Probabilities, columns: Ids) -> list[tuple[Ids, Probabilities]]:

@@ -20,7 +20,6 @@ from crossdraft.engine.device import Fetching, sent
 from crossdraft.engine.distributions import (
     NOT_FINITE,
     Columns,
-    Likely,
     Nodes,
     Warping,
     columns_of,
@@ -28,6 +27,8 @@ from crossdraft.engine.distributions import (
     cut_rows,
     distributions,
     joined,
+    likeliest,
+    likely_pairs,
     log_probabilities_of,
     logits_of,
     nothing_left,
@@ -292,18 +293,17 @@ class OfLogits(SamplerRequest[R]):
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """The target's keyed draws at n nodes, of all sessions that were sampled together, as columns."""
+    """Samples at n nodes, of all sessions that were sampled together, as columns."""
 
     tokens: Ids  # int64 (n,)
     log_probabilities: Probabilities  # (n,), nats, of the model itself
-    likely: Likely | None  # None: not asked for
+    likely: Sequence[Probabilities]  # as of `likeliest`
     ranks: Ids | None = None  # int64 (n,), as `Sample.rank`
 
-    def nodes(self, begin: int = 0, end: int | None = None) -> tuple[Sample, ...]:
+    def nodes(self, begin: int, end: int) -> tuple[Sample, ...]:
         tokens, values = self.tokens[begin:end].tolist(), self.log_probabilities[begin:end].tolist()
-        likely = repeat(()) if self.likely is None else self.likely.pairs(begin, end)
         ranks = repeat(0) if self.ranks is None else self.ranks[begin:end].tolist()
-        return tuple(map(Sample, tokens, values, likely, ranks))
+        return tuple(map(Sample, tokens, values, likely_pairs(self.likely, begin, end), ranks))
 
 
 def _sliced(nodes: Callable[[int, int], tuple[N, ...]], sizes: Sequence[int]) -> list[Found[N]]:
@@ -343,11 +343,11 @@ class SampleRequest(_OfNodes[Found[Sample]]):
             at = Moments.of_keys([request.key for request in requests], offsets, logits.device)
         drawn, certain = drawn_from(scores([request.nodes for request in requests], logits), warping, self.clocks, at)
         own = log_probabilities_of(logits)
-        logged = own.gather(-1, drawn), *Likely.tensors(own, self.likely)
+        logged = own.gather(-1, drawn), *likeliest(own, self.likely)
         tokens, possible, values, *likely = yield drawn, *certain, *logged
         if not possible.all():
             raise nothing_left(logits)
-        table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], Likely.of(*likely) if likely else None)
+        table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], likely)
         return _sliced(table.nodes, sizes)
 
 
@@ -416,11 +416,10 @@ class ScoreRequest(OfLogits[Found[Sample]]):
         tokens = torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64)
         values = log_probabilities_of(joined([request.logits for request in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
-        found, ranks, *likely = yield own, (values >= own).sum(-1), *Likely.tensors(values, self.likely)
+        found, ranks, *likely = yield own, (values >= own).sum(-1), *likeliest(values, self.likely)
         if np.isnan(found).any():
             raise ValueError(NOT_FINITE)
-        known = Likely.of(*likely) if likely else None
-        table = SampleTable(tokens.numpy(), found[:, 0], known, ranks.astype(np.int64))
+        table = SampleTable(tokens.numpy(), found[:, 0], likely, ranks.astype(np.int64))
         return _sliced(table.nodes, [len(request.tokens) for request in requests])
 
 
