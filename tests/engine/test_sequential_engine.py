@@ -173,7 +173,7 @@ def test_a_budget_that_holds_no_session_says_what_to_change() -> None:
 async def test_sessions_that_do_not_all_fit_take_turns_and_find_the_same() -> None:
     engine = made("gptj", budget=3)
     one = engine._size(len(LONG))
-    engine._budget = 2.5 * one
+    engine._most = 2.5 * one
     assert not all(engine.admits(Request(name, LONG)) is False for name in "abc")
     thread = ModelThread(engine)
     prompts = [(number, *LONG[:30]) for number in range(4)]

@@ -108,28 +108,23 @@ class Engine:
         graph_sizes: Sequence[int] | None = None,  # tokens of those captured at start; empty: none; None: by memory
         compiled: bool | None = None,  # layers are compiled; None: on CUDA, where one process has all of the model
     ) -> None:
-        context = length_of(model, max_length)
-        self._begin(model, chunk)
-        ranks = model.tp_size or 1
+        self._begin(model, max_length, budget, chunk)
         layers = layers_of(model)
-        pools = LayerPools.of(model, layers, context, chunk)
+        pools = LayerPools.of(model, layers, self.max_length, chunk)
         self.token_bytes, self.session_bytes = pools.slot_bytes, pools.window_bytes
-        unused = unused_memory(self.device, budget.utilization, ranks) if isinstance(budget, MemoryShare) else math.inf
-        plan = CachePlan.of(pools.slot_bytes, budget, unused, context, max_length is not None, pools.windowed)
-        self.max_length = plan.length
+        plan = self._fit(pools.slot_bytes, pools.windowed)
         check_rotary_positions(model, plan.length)
         expected = plain_logits(model)
-        self._shares_memory = isinstance(budget, MemoryShare) and self.device.type == "cpu"
         # Of each attention layer. A window that no session outgrows is none, but where it has slots of its own.
         self.windows = layers.windows(model, plan.length) if pools.windowed is None else pools.windows
         self._windowed = pools.windowed is not None
         slots = [plan.slots, plan.window_slots] if plan.window_slots else [plan.slots]
         kept = (pools.largest, chunk) if self._windowed else ()
         self._cache = KVCache(
-            layers.shapes, slots, model.dtype, self.device, layers.gathers, pools.of_layers, ranks, kept
+            layers.shapes, slots, model.dtype, self.device, layers.gathers, pools.of_layers, self._ranks, kept
         )
         slots_of = f"{self._cache.pools[0].slots} tokens"
-        self._log_size(f"KV cache of {self._cache.mib} MiB on {self.device} for {slots_of}", context)
+        self._log_size(f"KV cache of {self._cache.mib} MiB on {self.device} for {slots_of}")
         self._manager = KVCacheManager(self._cache.pools, reuse)
         self.runner = ModelRunner(model, self._cache, [layer.module for layer in layers.attention], self.windows)
         install(model)
@@ -137,23 +132,32 @@ class Engine:
             use_experts_on_device(model)
         self._check_agreement(expected)
         self.hidden_size = 0 if self.runner.read is None else self.runner.read.shape[-1]
-        if compiled or (compiled is None and self.device.type == "cuda" and ranks == 1):
+        if compiled or (compiled is None and self.device.type == "cuda" and self._ranks == 1):
             compile_layers(model, self.forward, self.close)
         if not layers.gathers and (graphs or (graphs is None and self.device.type == "cuda")):
             self._use_graphs(expected, graph_sizes)
         self.computed = 0
 
-    def _begin(self, model: PreTrainedModel, chunk: int) -> None:
+    def _begin(self, model: PreTrainedModel, max_length: int | None, budget: int | MemoryShare, chunk: int) -> None:
+        self.max_length, self._named, self._budget = length_of(model, max_length), max_length is not None, budget
         if chunk < 1:
             raise ValueError(f"chunk must be at least 1 token, got {chunk}")
-        self.model = model.eval()
-        self.chunk = chunk
+        self.model, self.chunk, self._ranks = model.eval(), chunk, model.tp_size or 1
         self.computed = 0  # tokens computed so far
         self.hidden_size = 0  # numbers of a hidden state that it can hand out, or reads; 0: none
         self.hidden: dict[Hashable, Tensor] = {}  # by session, of the latest step: what the head read, (rows, width)
         self._windowed = False  # whether layers with a window have slots of their own
         self.device: torch.device = embedding_weight(model).device
         self.vocabulary_size = len(embedding_weight(model))  # ids that have an embedding
+
+    def _fit(self, token_bytes: int, windowed: WindowedLayers | None = None) -> CachePlan:
+        """What the budget holds, on its device; sessions are cut to it."""
+        budget, unused = self._budget, math.inf
+        if isinstance(budget, MemoryShare):
+            unused = unused_memory(self.device, budget.utilization, self._ranks)
+        plan = CachePlan.of(token_bytes, budget, unused, self.max_length, self._named, windowed)
+        self._context, self.max_length = self.max_length, plan.length
+        return plan
 
     @property
     def slots(self) -> int:
@@ -170,7 +174,8 @@ class Engine:
         Of main memory whose size was not named only a part: where several services share a machine, each would take
         half of what the ones before have left, and most of that for nothing.
         """
-        self._cache.populate(BUDGET if self._shares_memory else None)
+        shared = isinstance(self._budget, MemoryShare) and self.device.type == "cpu"
+        self._cache.populate(BUDGET if shared else None)
 
     def check(self, request: ForwardRequest) -> None:
         """Raises what `forward` would raise for this request; changes nothing.
@@ -282,15 +287,15 @@ class Engine:
         """Ends a session; others may reuse its text until its slots are needed. One without slots may be closed too."""
         self._manager.close(session)
 
-    def _log_size(self, held: str, context: int) -> None:
+    def _log_size(self, held: str) -> None:
         held = f"{self.model.name_or_path or 'model'}: {held}"
-        if self.max_length < context:
+        if self.max_length < self._context:
             log.warning(
                 "%s: sessions have at most %d tokens, not the model's %d (--max-model-len sets this, --cache-mib the "
                 "size)",
                 held,
                 self.max_length,
-                context,
+                self._context,
             )
         else:
             log.info("%s, of which a session has at most %d", held, self.max_length)

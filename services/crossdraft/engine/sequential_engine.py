@@ -26,12 +26,10 @@ from crossdraft.engine.compatibility import (
     UnsupportedModelError,
     check_agreement,
     check_rotary_positions,
-    length_of,
     plain_logits,
 )
-from crossdraft.engine.device import unused_memory
 from crossdraft.engine.engine import CHUNK, Engine
-from crossdraft.engine.kv_cache import MIB, CachePlan, MemoryShare
+from crossdraft.engine.kv_cache import MIB, MemoryShare
 from crossdraft.engine.requests import ForwardRequest, common_prefix
 from crossdraft.types.trees import ROOT, TokenTree
 
@@ -125,30 +123,28 @@ class SequentialEngine(Engine):
     def __init__(
         self, model: PreTrainedModel, max_length: int | None, budget: int | MemoryShare, chunk: int, unbatched: str
     ) -> None:
-        self.max_length, self.unbatched = length_of(model, max_length), unbatched
-        self._begin(model, chunk)
+        self._begin(model, max_length, budget, chunk)
+        self.unbatched = unbatched
         check_rotary_positions(model, self.max_length)
         names = inspect.signature(model.forward).parameters
         self._name = next((name for name in CACHES if name in names), CACHES[0])
         self._options = {"logits_to_keep"} & names.keys()
         self._sessions: dict[Hashable, dict[Ids, State]] = {}  # by text, the latest last
         self._taken: dict[Hashable, int] = {}  # bytes of each session
-        self._budget: float = inf  # bytes
+        self._most: float = inf  # bytes
         self._single = False  # after the first forward each takes one token only
         self.token_bytes = self.session_bytes = 0
         self._probe()
-        context = self.max_length
-        unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else inf
-        each = -(-self._size(context) // context)  # bytes of a token, with its part of what a session takes
-        plan = CachePlan.of(each, budget, unused, context, asked=max_length is not None)
-        self.max_length, self._budget = plan.length, max(each * plan.slots, self._size(plan.length))
-        self._log_size(f"{self._budget // MIB:.0f} MiB on {self.device} for states of {self.slots} tokens", context)
+        each = -(-self._size(self.max_length) // self.max_length)  # bytes of a token, with its part of a session's
+        plan = self._fit(each)
+        self._most = max(each * plan.slots, self._size(plan.length))
+        self._log_size(f"{self._most // MIB:.0f} MiB on {self.device} for states of {self.slots} tokens")
         self.computed = 0
         log.warning("sessions of this model run one after another, not together: %s", unbatched)
 
     @property
     def slots(self) -> int:
-        return int(self._budget * self.max_length // self._size(self.max_length))
+        return int(self._most * self.max_length // self._size(self.max_length))
 
     @property
     def slots_in_use(self) -> int:
@@ -162,7 +158,7 @@ class SequentialEngine(Engine):
 
     def admits(self, request: ForwardRequest) -> bool:
         others = sum(size for session, size in self._taken.items() if session != request.session)
-        return others + self._size(len(request.context) + len(request.tree)) <= self._budget
+        return others + self._size(len(request.context) + len(request.tree)) <= self._most
 
     @torch.inference_mode()
     def step(self, requests: Sequence[ForwardRequest]) -> list[Tensor | None]:

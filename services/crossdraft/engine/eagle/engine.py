@@ -10,7 +10,6 @@ are worse then, and nothing else.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from math import inf
 from pathlib import Path
 
 import torch
@@ -20,10 +19,8 @@ from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attent
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from crossdraft.engine.compatibility import length_of
-from crossdraft.engine.device import unused_memory
 from crossdraft.engine.engine import CHUNK, Engine
-from crossdraft.engine.kv_cache import CachePlan, MemoryShare
+from crossdraft.engine.kv_cache import MemoryShare
 from crossdraft.engine.loader import FUSION
 from crossdraft.engine.requests import NO_TREE, ForwardRequest, common_prefix, emitted
 from crossdraft.types.trees import ROOT, TokenTree
@@ -186,16 +183,13 @@ class EagleEngine(Engine):
 
     def __init__(self, layer: StateLayer, max_length: int | None, budget: int | MemoryShare) -> None:
         self._layer, model = layer, layer.model
-        self._begin(model, CHUNK)
-        context, config = length_of(model, max_length), model.config
+        self._begin(model, max_length, budget, CHUNK)
         heads, width = layer.heads
         self.hidden_size = layer.width
-        self.token_bytes, self.session_bytes = (2 * heads * width + config.hidden_size) * model.dtype.itemsize, 0
-        unused = unused_memory(self.device, budget.utilization) if isinstance(budget, MemoryShare) else inf
-        plan = CachePlan.of(self.token_bytes, budget, unused, context, max_length is not None)
-        self.max_length, self._slots = plan.length, plan.slots
+        self.token_bytes, self.session_bytes = (2 * heads * width + layer.width) * model.dtype.itemsize, 0
+        self._slots = self._fit(self.token_bytes).slots
         self._texts: dict[Hashable, Text] = {}
-        self._log_size(f"keys, values and states of {self._slots} tokens on {self.device}", context)
+        self._log_size(f"keys, values and states of {self._slots} tokens on {self.device}")
 
     @property
     def slots(self) -> int:
