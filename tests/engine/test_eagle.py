@@ -107,7 +107,7 @@ def test_where_no_states_come_the_drafted_ones_are_kept(layer: StateLayer) -> No
     engine, own = EagleEngine(layer, None, 1), {}
     engine.forward([ForwardRequest("a", TEXT, TREE)])
     text = engine._texts["a"]
-    for at, slot in enumerate((6, 7, 9)):  # after the text, after 3, after 5
+    for at, slot in enumerate((7, 8, 10)):  # after the text, after 3, after 5
         own[len(TEXT) + at] = text.states[slot].clone()
     request = ForwardRequest("a", (*TEXT, 3, 5, 60))
     compare(layer, engine.forward([request])[0], request, own)
@@ -148,7 +148,7 @@ def test_a_long_text_is_read_in_parts(layer: StateLayer) -> None:
     assert engine.step([replace(request, tokens=16)]) == [None]
     assert engine.remaining(request) == 5
     (logits,) = engine.step([replace(request, tokens=16)])
-    states = {16: engine._texts["a"].states[15]}  # the part goes on from what it has led to
+    states = {16: engine._texts["a"].states[16]}  # the part goes on from what it has led to
     compare(layer, logits[:0] if logits is None else logits, request, states)
 
 

@@ -83,20 +83,28 @@ class StateLayer:
 
 
 class Text:
-    """What is kept of one session: of each token its key and value, and the state after it."""
+    """What is kept of one session: of each token its key and value, and the state after it.
+
+    States are counted by the tokens before them: the first is that of none, and stands for all that are not there.
+    """
 
     def __init__(self, layer: StateLayer) -> None:
         self.ids: tuple[int, ...] = ()
         self.tree = NO_TREE  # nodes that are computed after `ids`: that of node i is at `len(ids) + i`
         self.computed = 0  # tokens of `ids` whose keys and values are there
-        self._ready = 0  # of `ids` after which there is a state, computed with them or drafted before
-        self._given: set[int] = set()  # tokens after which the target's own is there
+        self._ready = 0  # states that are there, computed with the tokens before them or drafted before
+        self._given: set[int] = set()  # states that are the target's own
         heads, width = layer.heads
         zeros = layer.absent.new_zeros
-        self.keys, self.values, self.states = zeros(heads, 0, width), zeros(heads, 0, width), zeros(0, layer.width)
+        self.keys, self.values, self.states = zeros(heads, 0, width), zeros(heads, 0, width), layer.absent[None]
+
+    @property
+    def room(self) -> int:
+        """Tokens that it has memory for."""
+        return self.keys.shape[1]
 
     def make_room(self, size: int) -> None:
-        more = room_for(size) - len(self.states)
+        more = room_for(size) - self.room
         if more > 0:
             self.keys, self.values = pad(self.keys, (0, 0, 0, more)), pad(self.values, (0, 0, 0, more))
             self.states = pad(self.states, (0, 0, 0, more))
@@ -109,17 +117,17 @@ class Text:
         if kept == len(self.ids) == self.computed:
             path = emitted(self.tree, ids[kept:])
             self.make_room(len(ids))
-            self.states[kept : kept + len(path)] = self.states[[kept + node for node in path]]
-        self._given = {place for place in self._given if place < kept}
+            self.states[1 + kept : 1 + kept + len(path)] = self.states[[1 + kept + node for node in path]]
+        self._given = {count for count in self._given if count <= kept}
         self.ids, self.tree, self.computed = ids, NO_TREE, min(self.computed, kept)
         self._ready = min(self._ready, kept) + len(path)
 
-    def give(self, place: int, state: Tensor) -> None:
+    def give(self, count: int, state: Tensor) -> None:
         """The target's own state after so many tokens, at least one."""
-        self.make_room(place)
-        self.states[place - 1] = state
-        self._given.add(place - 1)
-        self.tree, self.computed = NO_TREE, min(self.computed, place)
+        self.make_room(count)
+        self.states[count] = state
+        self._given.add(count)
+        self.tree, self.computed = NO_TREE, min(self.computed, count)
 
     def due(self, request: ForwardRequest) -> tuple[int, int]:
         """Tokens of the request's text, and nodes of its tree, that are there."""
@@ -133,8 +141,8 @@ class Text:
         """The next tokens of the text, up to so many."""
         begin, size = self.computed, end - self.computed
         places = list(range(begin, end))
-        before = [place - 1 if place <= self._ready or place - 1 in self._given else -1 for place in places]
-        written = [number for number, place in enumerate(places) if place not in self._given]
+        before = [place if place <= self._ready or place in self._given else 0 for place in places]
+        written = [number for number, place in enumerate(places) if 1 + place not in self._given]
         seen = torch.ones(size, end, dtype=torch.bool).tril(begin)
         self.computed, self._ready = end, max(end, self._ready)
         return Piece(self, self.ids[begin:end], places, places, before, written, seen)
@@ -150,7 +158,7 @@ class Text:
         seen[:, :size] = True
         for row, path in enumerate(paths):
             seen[row, [size + node for node in path]] = True
-        before, places = [size + tree.parents[node] for node in nodes], [size + node for node in nodes]
+        before, places = [1 + size + tree.parents[node] for node in nodes], [size + node for node in nodes]
         positions = [size + len(path) - 1 for path in paths]
         return Piece(self, tree.tokens[first:end], positions, places, before, [*range(end - first)], seen)
 
@@ -170,8 +178,8 @@ class Piece:
     text: Text
     ids: Sequence[int]
     positions: Sequence[int]
-    places: Sequence[int]  # where their keys, values and states go
-    before: Sequence[int]  # where the states before them are; -1: there is none
+    places: Sequence[int]  # where their keys and values go, and behind these their states
+    before: Sequence[int]  # the states before them
     written: Sequence[int]  # of the tokens, those whose states are not the target's own
     seen: Tensor  # bool (tokens, places)
 
@@ -197,7 +205,7 @@ class EagleEngine(Engine):
 
     @property
     def slots_in_use(self) -> int:
-        return sum(len(text.states) for text in [*self._texts.values()])
+        return sum(text.room for text in [*self._texts.values()])
 
     def populate(self) -> None:
         """Nothing: sessions take memory as they grow."""
@@ -209,7 +217,7 @@ class EagleEngine(Engine):
 
     def admits(self, request: ForwardRequest) -> bool:
         own = self._texts.get(request.session)
-        others = self.slots_in_use - (0 if own is None else len(own.states))
+        others = self.slots_in_use - (0 if own is None else own.room)
         return others + room_for(request.size) <= self._slots
 
     @torch.inference_mode()
@@ -220,34 +228,30 @@ class EagleEngine(Engine):
         """
         text = self._texts.setdefault(session, Text(self._layer))
         text.change(context)
-        for place, state in states.items():
-            text.give(place, torch.frombuffer(bytearray(state), dtype=torch.bfloat16).to(text.states))
+        for count, state in states.items():
+            text.give(count, torch.frombuffer(bytearray(state), dtype=torch.bfloat16).to(text.states))
 
     @torch.inference_mode()
     def step(self, requests: Sequence[ForwardRequest]) -> list[Tensor | None]:
         """As of `Engine`; a tree that is new takes a forward for each of its levels."""
-        found: dict[int, tuple[Text, ForwardRequest]] = {}
+        begun: dict[Hashable, tuple[int, Text, ForwardRequest]] = {}
         for number, one in enumerate(requests):
-            begun = any(request.session == one.session for _, request in found.values())
-            if not begun and self.admits(one):
+            if one.session not in begun and self.admits(one):
                 text = self._texts.setdefault(one.session, Text(self._layer))
                 text.make_room(one.size)
                 text.change(one.context)
                 text.tree = text.tree if text.due(one)[1] == len(text.tree) else NO_TREE
-                found[number] = text, one
-        read = [
-            text.read(min(len(text.ids), text.computed + one.tokens))
-            for text, one in found.values()
-            if text.computed < len(text.ids)
-        ]
-        done = {number: one for number, one in found.items() if one[0].computed == len(one[0].ids)}
-        while read or (read := [text.grow(one.tree) for text, one in done.values() if len(text.tree) < len(one.tree)]):
+                begun[one.session] = number, text, one
+        lacking = [(text, one.tokens) for _, text, one in begun.values() if text.computed < len(text.ids)]
+        read = [text.read(min(len(text.ids), text.computed + tokens)) for text, tokens in lacking]
+        done = [each for each in begun.values() if each[1].computed == len(each[1].ids)]
+        while read or (read := [text.grow(one.tree) for _, text, one in done if len(text.tree) < len(one.tree)]):
             self._compute(read)
             read = []
         results: list[Tensor | None] = [None] * len(requests)
-        rows = [text.states[[len(text.ids) - 1 + row for row in one.rows()]] for text, one in done.values()]
+        rows = [text.states[[len(text.ids) + row for row in one.rows()]] for _, text, one in done]
         logits = self._layer.logits(torch.cat(rows)).split([len(some) for some in rows]) if rows else ()
-        for number, own in zip(done, logits, strict=True):
+        for (number, *_), own in zip(done, logits, strict=True):
             results[number] = own
         return results
 
@@ -257,14 +261,7 @@ class EagleEngine(Engine):
     def _compute(self, pieces: Sequence[Piece]) -> None:
         """One forward; keys, values and states are written to the sessions."""
         self.computed += sum(len(piece.ids) for piece in pieces)
-        before = [
-            torch.where(
-                (places := torch.tensor(piece.before, device=self.device))[:, None] < 0,
-                self._layer.absent,
-                piece.text.states[places],
-            )
-            for piece in pieces
-        ]
+        before = [piece.text.states[piece.before] for piece in pieces]
         sizes = [len(piece.ids) for piece in pieces]
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -274,15 +271,8 @@ class EagleEngine(Engine):
             for piece, query, key, value in zip(pieces, *split, strict=True):
                 text, used = piece.text, piece.seen.shape[1]
                 text.keys[:, piece.places], text.values[:, piece.places] = key, value
-                parts.append(
-                    scaled_dot_product_attention(
-                        query[None],
-                        text.keys[None, :, :used],
-                        text.values[None, :, :used],
-                        piece.seen.to(self.device),
-                        enable_gqa=True,
-                    )[0]
-                )
+                own = text.keys[None, :, :used], text.values[None, :, :used], piece.seen.to(self.device)
+                parts.append(scaled_dot_product_attention(query[None], *own, enable_gqa=True)[0])
             return torch.cat(parts, 1).transpose(0, 1)[None]
 
         ids, positions = (
@@ -291,7 +281,7 @@ class EagleEngine(Engine):
         )
         after = self._layer(ids, torch.cat(before)[None], positions, attend)[0].split(sizes)
         for piece, states in zip(pieces, after, strict=True):
-            piece.text.states[[piece.places[number] for number in piece.written]] = states[piece.written]
+            piece.text.states[[1 + piece.places[number] for number in piece.written]] = states[piece.written]
 
 
 def room_for(size: int) -> int:
