@@ -66,12 +66,14 @@ def test_extents_never_overlap_and_gaps_are_found(data: st.DataObject) -> None:
         if taken and data.draw(st.booleans()):
             extents.free(taken.pop(data.draw(st.integers(0, len(taken) - 1))))
         elif taken and data.draw(st.booleans()):
-            before = taken[-1]
-            after = extents.extend(before, size)
-            free = gap(taken[:-1], extents.slots, size) and before.start % size == 0
-            mine = all(one.end <= before.start or before.start + size <= one.start for one in taken[:-1])
-            assert (after is not None) == (size <= before.size or (free and mine and before.start + size <= slots))
-            taken[-1] = before if after is None else after
+            before = taken.pop()  # it grows, where it lies if that is possible
+            extents.free(before)
+            extent = extents.allocate(size, before.start)
+            assert (extent is not None) == gap(taken, extents.slots, size)
+            apart = all(one.end <= before.start or before.start + size <= one.start for one in taken)
+            if apart and before.start % size == 0 and before.start + size <= extents.slots:
+                assert extent == Extent(before.start, size)
+            taken += [] if extent is None else [extent]
         else:
             released = data.draw(st.lists(st.sampled_from(taken), unique=True)) if taken else []
             rest = [one for one in taken if one not in released]

@@ -47,17 +47,20 @@ class SlotAllocator:
                 self._starts[1 << bit] = {start}
                 start += 1 << bit
 
-    def allocate(self, size: int) -> Extent | None:
-        """A free extent, the first in the smallest gap that holds it; None if there is none."""
-        gap = min((known for known, starts in self._starts.items() if known >= size and starts), default=None)
-        if gap is None:
+    def allocate(self, size: int, wanted: int = -1) -> Extent | None:
+        """A free extent: that which begins at the slot `wanted`, if it is free, else the first in the smallest gap that
+        holds one; None if there is none."""
+        gaps = sorted(known for known, starts in self._starts.items() if known >= size and starts)
+        here = [gap for gap in gaps if wanted % size == 0 and wanted & -gap in self._starts[gap]]
+        if not gaps:
             return None
-        start = min(self._starts[gap])
-        self._starts[gap].remove(start)
+        gap = (here or gaps)[0]
+        start = wanted if here else min(self._starts[gap])
+        self._starts[gap].remove(start & -gap)
         self.free_slots -= size
         while gap > size:  # the rest is free in halves
             gap //= 2
-            self._starts.setdefault(gap, set()).add(start + gap)
+            self._starts.setdefault(gap, set()).add(start & -gap ^ gap)
         return Extent(start, size)
 
     def free(self, extent: Extent) -> None:
@@ -69,20 +72,6 @@ class SlotAllocator:
             start &= ~size
             size *= 2
         self._starts.setdefault(size, set()).add(start)
-
-    def extend(self, extent: Extent, size: int) -> Extent | None:
-        """The same slots and those after them, up to a larger size, where these are free; else None, and no change."""
-        steps = []
-        reach = extent.size
-        while reach < size:
-            if extent.start & reach or extent.start + reach not in self._starts.get(reach, ()):
-                return None
-            steps.append(reach)
-            reach *= 2
-        for step in steps:
-            self._starts[step].remove(extent.start + step)
-            self.free_slots -= step
-        return Extent(extent.start, reach)
 
     def could_allocate(self, size: int, released: Iterable[Extent]) -> bool:
         """Whether `allocate` would succeed if other extents were freed before."""
@@ -325,7 +314,7 @@ class KVCacheManager:
             self._ended[found[0]] = self._ended.pop(found[0])  # most recently used: the last to be released
         extents: list[Extent] = []
         for number, pool in enumerate(self.pools):
-            taken = self._find(number, size_for(pool.needed(request, NOTHING_CACHED)), None)
+            taken = self._find(number, size_for(pool.needed(request, NOTHING_CACHED)))
             if taken is None:
                 for extent, other in zip(extents, self.pools, strict=False):
                     other.allocator.free(extent)
@@ -353,42 +342,29 @@ class KVCacheManager:
     def _grow(self, entry: CacheEntry, number: int, size: int) -> bool:
         """Makes the extent larger, in place or elsewhere; False, and no change, where there is no room."""
         pool, before = self.pools[number], entry.extents[number]
-        kept = before.size
-        after = pool.allocator.extend(before, size)
+        after, kept = self._find(number, size, before), before.size
         if after is None:
-            after = self._find(number, size, before)
-            if after is None:
-                return False
-            if after.start != before.start:
-                kept = len(entry.cached.ids) + len(entry.cached.tree) - before.base
-                pool.copy(before.start, after.start, kept)
-            if not after.start <= before.start < after.end:
-                pool.allocator.free(before)
+            return False
+        if after.start != before.start:
+            kept = len(entry.cached.ids) + len(entry.cached.tree) - before.base
+            pool.copy(before.start, after.start, kept)
         pool.clear(after.start + kept, after.size - kept)
         entry.extents[number] = replace(after, base=before.base)
         return True
 
-    def _find(self, number: int, size: int, own: Extent | None) -> Extent | None:
-        """A free extent, after releasing entries of ended sessions, and the session's own extent where that helps.
-
-        In the last case the returned extent contains the own one.
-        """
-        allocator = self.pools[number].allocator
-        extent = allocator.allocate(size)
-        if extent is not None:
-            return extent
-        owned = [] if own is None else [own]
-        if not allocator.could_allocate(size, [*(entry.extents[number] for entry in self._ended), *owned]):
+    def _find(self, number: int, size: int, own: Extent | None = None) -> Extent | None:
+        """A free extent in place of the session's own, where that is if possible, after releasing as few entries of
+        ended sessions as need be. None, and no change: there is none."""
+        allocator, owned = self.pools[number].allocator, () if own is None else (own,)
+        if not allocator.could_allocate(size, chain(owned, (entry.extents[number] for entry in self._ended))):
             return None
-        for entry in list(self._ended):
+        for extent in owned:
+            allocator.free(extent)
+        while (found := allocator.allocate(size, -1 if own is None else own.start)) is None:
+            entry = next(iter(self._ended))
             del self._ended[entry]
             self._release(entry)
-            extent = allocator.allocate(size)
-            if extent is not None:
-                return extent
-        if own is not None:
-            allocator.free(own)
-        return allocator.allocate(size)
+        return found
 
     def _release(self, entry: CacheEntry) -> None:
         entry.cached = NOTHING_CACHED
