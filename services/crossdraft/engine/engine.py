@@ -344,7 +344,7 @@ class Engine:
         for index, entry in admitted.items():
             request = requests[index]
             plan, limit = self._plan(request), min(request.tokens, self.chunk) if self._windowed else request.tokens
-            inputs = plan if limit >= len(plan.tokens) else plan.first(plan.scheduled(limit))
+            inputs = plan.limited(limit)
             if self._windowed and inputs.tokens:
                 self._manager.make_room(entry, entry.cached, inputs, request.more)
             # A forward that fails leaves the slots in an unknown state: they count as empty until it has returned.

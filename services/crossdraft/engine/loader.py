@@ -29,7 +29,6 @@ from crossdraft.engine.names import (
     ModelLoadError,
     NumberOutOfRangeError,
     laboratory,
-    larger_of,
     source_of,
 )
 from crossdraft.text.frequencies import read_frequencies
@@ -136,7 +135,8 @@ def load_model(options: LoadOptions) -> LoadedModel:
     if quantization not in (None, "int8"):
         raise ModelLoadError(f"quantization {quantization!r} is unknown: use int8, or leave it out")
     device = device_of(options.device)
-    source, larger = _source(name), larger_of(name)
+    source = _source(name)
+    larger = laboratory("models", name).Larger.of(name) if name.startswith(INFLATED_PREFIX) else None  # a shape for it
     try:
         tokenizer = load_tokenizer_json(source, options.chat_template, options.generation_config)
         defaults = sampling_defaults(tokenizer.generation, options)

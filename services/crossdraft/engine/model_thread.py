@@ -100,7 +100,7 @@ class RunningJob(Generic[T]):
         self._loop = loop
         self._outbox = outbox
         self.working: Callable[[], object] | None = None
-        self._submitted = self._told = submitted  # and when `working` was called last
+        self.submitted = self._told = submitted  # and when `working` was called last
 
     def stepped(self, now: float) -> None:
         """A step was made, of whichever jobs."""
@@ -108,16 +108,13 @@ class RunningJob(Generic[T]):
             self._told = now
             self._outbox.put(self._loop, self.working)
 
-    def start(self, check: Check) -> None:
-        self.resume(None, check, self._submitted)
-
     def resume(self, result: Any, check: Check, now: float) -> None:
         """Hands it the result of its request, and runs it up to the next one, which it asks for now."""
         try:
             request = self._job.send(result)
             if isinstance(request, ForwardRequest):
                 self.request, self.sampling = request, None
-                request.asked, request.back, request.began = now, now == self._submitted, None
+                request.asked, request.back, request.began = now, now == self.submitted, None
                 check(request)
             else:
                 self.sampling = request
@@ -292,7 +289,7 @@ class ModelThread:
     def _take_in(self, job: RunningJob[Any] | None) -> None:
         if job is None:
             return
-        job.start(self.engine.check)
+        job.resume(None, self.engine.check, job.submitted)
         if job.sampling is not None:
             self._sample([job])
         if job.live:

@@ -44,15 +44,6 @@ def laboratory(module: str, what: str) -> Any:
     return import_module(f"{LABORATORY}.{module}")
 
 
-def larger_of(name: str) -> Any:
-    """The larger shape (`crossdraft.lab.models.Larger`) that a name wants its model in; None: it is as it is.
-
-    Raises:
-        ModelLoadError: there is no such shape, or no laboratory.
-    """
-    return laboratory("models", name).Larger.of(name) if name.startswith(INFLATED_PREFIX) else None
-
-
 def check_name(name: str) -> None:
     """Raises ModelLoadError: there is no such model here or on the hub, or no laboratory, which makes such models."""
     from crossdraft.text.tokenizer_file import TokenizerMissing, files_of  # the hub's client, which takes long

@@ -133,16 +133,13 @@ class InputTokens:
         nodes = range(len(self.tree.tokens))
         return nodes if self.tree.is_chain else _depths(self.tree, nodes)
 
-    def scheduled(self, limit: int) -> int:
-        """How many of the tokens a step with a limit computes: part of the text, or everything.
+    def limited(self, limit: int) -> "InputTokens":
+        """What a step with a limit of tokens computes: part of the text, or everything.
 
         The last committed token and the tree go together, however many they are: the logits asked for follow them.
         """
-        text = max(0, self.committed - 1 - self.places[0]) if self.places else 0
-        return min(limit, text) if limit < len(self.tokens) and text else len(self.tokens)
-
-    def first(self, count: int) -> "InputTokens":
-        if count == len(self.tokens):
+        count = min(limit, self.committed - 1 - self.places[0]) if limit < len(self.tokens) else 0
+        if count <= 0:
             return self
         lists = (self.tokens[:count], self.positions[:count], self.places[:count])
         wanted = self.wanted[: bisect_left(self.wanted, count)]
