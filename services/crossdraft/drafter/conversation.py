@@ -83,11 +83,15 @@ class Epochs:
         return self._latest
 
     def advance(self, request: Advance) -> DraftProgress | None:
-        """The epoch if more of it is wanted than before; None also where it is over: its end and the request cross."""
-        if request.epoch < self.number or (self._latest is not None and self._latest.over):
-            return None
+        """The epoch if more of it is wanted than before, or if this ends it; None also where it is over: its end and
+        the request cross."""
         if self._latest is None or request.epoch > self.number:
             raise ProtocolBroken(f"epoch {request.epoch} has not begun; a Draft begins it")
+        if request.epoch < self.number or self._latest.over:
+            return None
+        if not request.count:
+            self.close()
+            return self._latest
         count, most = self._latest.count, self._latest.count + MOST_DRAFT_TOKENS
         if not count <= request.count <= most:
             what = f"epoch {request.epoch} may advance from {count} draft tokens to at most {most}"
@@ -245,11 +249,11 @@ class Conversation:
         match request:
             case Draft():
                 self._begin(request)
-            case Advance(count=0):
-                self._stop(request)
             case Advance():
                 epoch = self._epochs.advance(request)
-                if epoch is not None and (self._drafting is None or self._drafting.done()):
+                if epoch is not None and epoch.over:
+                    self._drop()
+                elif epoch is not None and (self._drafting is None or self._drafting.done()):
                     self._draft(epoch)
             case Score():
                 self._scoring = asyncio.create_task(self._score(self._epochs.scored(request), request))
@@ -257,20 +261,15 @@ class Conversation:
 
     def _begin(self, request: Draft) -> None:
         epoch = self._epochs.begin(request)
-        self._replies.drop()
+        self._drop()
         self._drafter.begin(epoch)
-        if self._drafting is not None:
-            self._drafting.cancel()
         self._draft(epoch)
 
-    def _stop(self, request: Advance) -> None:
-        if request.epoch > self._epochs.number:
-            raise ProtocolBroken(f"epoch {request.epoch} has not begun; a Draft begins it")
-        if request.epoch == self._epochs.number:
-            self._epochs.close()
-            self._replies.drop()
-            if self._drafting is not None:
-                self._drafting.cancel()
+    def _drop(self) -> None:
+        """What was drafted of an epoch that is over."""
+        self._replies.drop()
+        if self._drafting is not None:
+            self._drafting.cancel()
 
     async def _score(self, epoch: DraftProgress, request: Score) -> None:
         while self._drafting is not None and not self._drafting.done():  # what was asked for since is drafted as well

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,13 +15,11 @@ from crossdraft.engine.model_thread import Job
 from crossdraft.engine.paths import draw_path
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
-    Clocks,
     Distribution,
     DistributionRequest,
     Draw,
     DrawRequest,
     Draws,
-    Moment,
     SamplerSteps,
     TopRequest,
     TopRow,
@@ -29,12 +28,11 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
 from crossdraft.text.grammar import Bits, GrammarError, GrammarMatcher
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import OpenDrafter, SamplingOptions
+from crossdraft.types.messages import OpenDrafter
 from crossdraft.types.rows import Ids, Probabilities, Whose
 from crossdraft.verification.noise import KeyedNoise
 
-# What requests about draws have in common: the arguments of `DrawRequest`.
-Asked = tuple[Logits, SamplingOptions, Clocks, Sequence[Moment], bool, int, Columns | None]
+R = TypeVar("R")
 
 
 class DrawSource(ABC):
@@ -114,16 +112,19 @@ class DrawSource(ABC):
         beside: int = 0,
     ) -> SamplerSteps[Sequence[TopRow]]:
         """After each row of logits (n, V) the ids that the target is likeliest to go on with, as `TopRequest`."""
-        rows: Sequence[TopRow] = yield TopRequest(*self._asked(logits, draws, offsets, count), forward, beside)
+        rows: Sequence[TopRow] = yield self._asked(TopRequest, logits, draws, offsets, count, forward, beside)
         return rows
 
     @abstractmethod
     def append(self, context: Context, token: int) -> None:
         """The text goes on with a token that was drawn."""
 
-    def _asked(self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int) -> Asked:
+    def _asked(
+        self, kind: Callable[..., R], logits: Logits, draws: Draws, offsets: Sequence[int], count: int, *more: object
+    ) -> R:
+        """A request about draws."""
         at, keyed = [draws.at(offset) for offset in offsets], draws.key is not None
-        return logits, self._opening.options, self._running.clocks, at, keyed, count, self._columns
+        return kind(logits, self._opening.options, self._running.clocks, at, keyed, count, self._columns, *more)
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
         found = yield DistributionRequest(logits, self._opening.options, row_width, self._columns)
@@ -144,7 +145,7 @@ class OwnTokens(DrawSource):
         return self._own_distributions(logits, self._opening.row_width)
 
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        found = yield DrawRequest(*self._asked(logits, draws, offsets, besides), self._opening.row_width)
+        found = yield self._asked(DrawRequest, logits, draws, offsets, besides, self._opening.row_width)
         return list(found)
 
     def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Draw], float]]:
