@@ -67,7 +67,7 @@ def alive(process: str) -> bool:
 def test_sizes_of_graphs_reach_a_model(given: dict[str, Any], typed: tuple[str, ...], captured: object) -> None:
     options = EngineOptions(**given)
     assert options.arguments == typed
-    assert ModelOptions.of("bundled:target", options).captured == captured
+    assert ModelOptions.of("bundled:target", options).graph_sizes == captured
 
 
 async def test_they_run_for_the_time_of_the_block() -> None:

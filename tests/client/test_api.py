@@ -21,7 +21,7 @@ from crossdraft import client
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.sampler import Clocks
-from crossdraft.engine.served_model import RunningModel
+from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, without_collections
@@ -240,7 +240,8 @@ async def test_control_symbols_have_their_names(pipeline: client.Pipeline) -> No
 @pytest.mark.usefixtures("drafter_first")
 async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, drafter: DrafterClient) -> None:
     some, text = kind("small_unigram"), "the dog"
-    model = RunningModel.of(load_model(LoadOptions(str(save(tmp_path, some, 128)))), Side.TARGET, 1)
+    options = ModelOptions(str(save(tmp_path, some, 128)), budget=1)
+    model = RunningModel.of(load_model(options), Side.TARGET, options)
     only = client.SamplingOptions(allowed_token_ids=(some.id_of("<unk>"), some.id_of("▁the")))
     async with (
         Server(TARGET, TargetService(model), AT_ONCE) as server,
@@ -271,7 +272,7 @@ def chatting(target_folder: Path, tmp_path: Path) -> Iterator[RunningModel]:
     settings = json.loads((target_folder / "tokenizer_config.json").read_text())
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    model = RunningModel.of(load_model(LoadOptions(str(tmp_path))), Side.TARGET, 1)
+    model = RunningModel.of(load_model(LoadOptions(str(tmp_path))), Side.TARGET, ModelOptions("", budget=1))
     yield model
     model.close()
 

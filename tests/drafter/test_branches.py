@@ -20,7 +20,7 @@ from crossdraft.engine.model_thread import ModelThread
 from crossdraft.engine.paths import TREE_WIDTHS, StandingDraws, StandingTrees
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Clocks, TopRequest
-from crossdraft.engine.served_model import RunningModel
+from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ProtocolBroken, ServiceError
 from crossdraft.speculation.choice import TREES
 from crossdraft.text.letters import NOTHING, Letters, Side, common_length, from_bytes, is_plain
@@ -448,7 +448,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningModel]
     with pytest.MonkeyPatch.context() as patch:
         as_on_a_gpu(patch)
         folder = save(tmp_path_factory.mktemp("captured"), kind("llama2"), 256)
-        model = RunningModel.of(loaded(folder), Side.DRAFTER, 1)
+        model = RunningModel.of(loaded(folder), Side.DRAFTER, ModelOptions("", budget=1))
     yield model
     model.close()
 

@@ -14,7 +14,7 @@ from crossdraft.engine.eagle.engine import EagleEngine, StateLayer
 from crossdraft.engine.loader import FUSION, LoadOptions, load_model
 from crossdraft.engine.names import BUNDLED, ModelLoadError
 from crossdraft.engine.requests import ContextOverflowError, ForwardRequest, common_prefix
-from crossdraft.engine.served_model import RunningModel
+from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.text.letters import Side
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import CONTEXT, VOCABULARY, examples, tiny_llama
@@ -173,7 +173,7 @@ def test_only_what_fits_is_loaded_and_only_to_draft(tmp_path: Path) -> None:
     loaded = load_model(LoadOptions("bundled:drafter-eagle"))
     assert loaded.fusion == BUNDLED / "drafter-eagle"
     with pytest.raises(ModelLoadError, match="it can only draft"):
-        RunningModel.of(loaded, Side.TARGET, 1)
+        RunningModel.of(loaded, Side.TARGET, ModelOptions(""))
     save_file({"fusion": torch.zeros(4, 8), "absent": torch.zeros(4)}, tmp_path / FUSION)
     with pytest.raises(ValueError, match="does not fit a model of 1 layers, 256 wide"):
         StateLayer.of(loaded.model, tmp_path)

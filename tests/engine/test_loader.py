@@ -23,7 +23,7 @@ from crossdraft.engine.engine import Engine
 from crossdraft.engine.loader import LoadOptions, LoraModule, cut_head, load_model, move_attributes
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.served_model import RunningModel
+from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.text.letters import Side
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.tiny import CONTEXT, VOCABULARY, seeded, tiny_llama, tiny_qwen2
@@ -90,7 +90,7 @@ def test_sampling_settings_are_described(folder: Path) -> None:
 
 def identity(name: Path | str, side: Side = Side.TARGET, **options: Any) -> str:
     """What a service of the model says of it."""
-    running = RunningModel.of(load_model(LoadOptions(str(name), **options)), side, 1)
+    running = RunningModel.of(load_model(LoadOptions(str(name), **options)), side, ModelOptions("", budget=1))
     running.close()
     return running.description.fingerprint
 

@@ -15,7 +15,7 @@ import torch
 
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
-from crossdraft.engine.served_model import RunningModel
+from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import TargetService
@@ -88,7 +88,7 @@ def loaded(folder: Path) -> LoadedModel:
 
 
 def running_of(model: LoadedModel, side: Side) -> Iterator[RunningModel]:
-    found = RunningModel.of(model, side, 1)
+    found = RunningModel.of(model, side, ModelOptions("", budget=1))
     yield found
     found.close()
 

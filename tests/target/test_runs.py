@@ -18,7 +18,7 @@ from crossdraft.engine.distributions import distributions
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.served_model import RunningModel
+from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target import service
 from crossdraft.target.service import Request, joined
@@ -301,7 +301,8 @@ def plain() -> LoadedModel:
 
 @pytest.fixture
 def crowded(budget: int) -> Iterator[RunningModel]:
-    running = RunningModel.of(load_model(LoadOptions("bundled:target", "float32")), Side.TARGET, budget)
+    options = ModelOptions("bundled:target", "float32", budget=budget)
+    running = RunningModel.of(load_model(options), Side.TARGET, options)
     yield running
     running.close()
 

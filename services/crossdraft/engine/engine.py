@@ -106,7 +106,7 @@ class Engine:
         reuse: bool = True,  # a session may begin with a prefix that another one computed
         graphs: bool | None = None,  # forwards read numbers of tokens, as CUDA graphs need it; None: on CUDA
         graph_sizes: Sequence[int] | None = None,  # tokens of those captured at start; empty: none; None: by memory
-        compiled: bool | None = None,  # layers are compiled; None: on CUDA, where one process has all of the model
+        compiled: bool | None = None,  # layers are; None: on CUDA, where one process has all, if there are graphs
     ) -> None:
         self._begin(model, max_length, budget, chunk)
         layers = layers_of(model)
@@ -132,7 +132,8 @@ class Engine:
             use_experts_on_device(model)
         self._check_agreement(expected)
         self.hidden_size = 0 if self.runner.read is None else self.runner.read.shape[-1]
-        if compiled or (compiled is None and self.device.type == "cuda" and self._ranks == 1):
+        usual = self.device.type == "cuda" and self._ranks == 1 and graph_sizes != ()
+        if compiled or (compiled is None and usual):
             compile_layers(model, self.forward, self.close)
         if not layers.gathers and (graphs or (graphs is None and self.device.type == "cuda")):
             self._use_graphs(expected, graph_sizes)

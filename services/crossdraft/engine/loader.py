@@ -54,10 +54,8 @@ class LoadedModel:
     model: PreTrainedModel  # in evaluation mode, on its device
     description: Description  # of the whole vocabulary, also where the head is cut; without its fingerprint
     kept: Ids | None = None  # the id of each column of its logits; None: every id has one
-    max_length: int | None = None  # tokens of a session that were asked for; None: the model's context, if it fits
     weights: str = ""  # digest of what it computes with: tensors, configuration, quantization, adapter
     fusion: Path | None = None  # folder of a drafter that reads hidden states (`eagle.engine`); None: it is none
-    following: "FollowingHead | None" = None  # its head, if columns of it follow the text
 
 
 @dataclass(frozen=True)
@@ -165,13 +163,14 @@ def load_model(options: LoadOptions) -> LoadedModel:
         chat_template=tokenizer.chat_template,
         defaults=defaults,
     )
-    kept, following = None if options.pruning is None else options.pruning.ids_of(description), None
-    if options.pruning is not None and kept is not None:
+    kept = None
+    if options.pruning is not None:
+        kept = options.pruning.ids_of(description)
         if options.pruning.follow and embedding_weight(model).device.type != "cpu":
             raise ModelLoadError("the head follows the text on a CPU only, so far: leave out --vocab-follow")
-        following = cut_head(model, kept, len(kept) - options.pruning.keep)
+        cut_head(model, kept, len(kept) - options.pruning.keep)
     fusion = Path(source) if (Path(source) / FUSION).is_file() else None
-    return LoadedModel(model, description, kept, options.max_length, _digest(weights), fusion, following)
+    return LoadedModel(model, description, kept, _digest(weights), fusion)
 
 
 def sampling_defaults(own: Mapping[str, Any], options: LoadOptions) -> SamplingDefaults:
@@ -436,10 +435,10 @@ def _cut(head: nn.Linear, kept: Ids) -> nn.Linear:
     return cut
 
 
-def cut_head(model: PreTrainedModel, kept: Ids, room: int = 0) -> FollowingHead | None:
+def cut_head(model: PreTrainedModel, kept: Ids, room: int = 0) -> None:
     """Replaces the LM head by one whose column i is that of id kept[i]; softmax is then over those only.
 
-    With room for so many of the last ids to be replaced it is a FollowingHead, which is returned.
+    With room for so many of the last ids to be replaced it is a FollowingHead.
 
     Input embeddings stay whole, also where they were tied to the head.
 
@@ -456,4 +455,3 @@ def cut_head(model: PreTrainedModel, kept: Ids, room: int = 0) -> FollowingHead 
     model.set_output_embeddings(cut)
     if model.get_output_embeddings() is not cut:
         raise ModelLoadError("this model does not let its head be replaced: leave out --vocab-keep")
-    return cut if isinstance(cut, FollowingHead) else None

@@ -68,8 +68,8 @@ class ModelOptions(LoadOptions):
     threads: int | None = None  # of torch, in the whole process; None: torch's own choice
     emulation: Emulation | None = None
     reuse: bool = True  # a session may begin with a prefix that another one computed
-    eager: bool = False  # no layer is compiled, and no forward captured as a CUDA graph; on a CPU none is in any case
-    graph_sizes: tuple[int, ...] | None = None  # tokens of forwards that are; None: as many as memory allows
+    # On CUDA, tokens of forwards that are captured as graphs at start; None: as memory allows; (): nor is it compiled.
+    graph_sizes: tuple[int, ...] | None = None
 
     @staticmethod
     def of(name: str, given: EngineOptions, sessions: int = MemoryShare.sessions) -> "ModelOptions":
@@ -92,8 +92,7 @@ class ModelOptions(LoadOptions):
             max_length=given.max_model_len,
             budget=share if given.cache_mib is None else given.cache_mib,
             reuse=given.enable_prefix_caching,
-            eager=given.enforce_eager,
-            graph_sizes=given.cuda_graph_sizes or None,
+            graph_sizes=() if given.enforce_eager else given.cuda_graph_sizes or None,
             **{option: getattr(given, option) for option in same},
             **more,
         )
@@ -102,11 +101,6 @@ class ModelOptions(LoadOptions):
     def marks(self) -> Mapping[str, str | float]:
         """Of the ready line, so that results of a service that is emulated are labelled."""
         return {} if self.emulation is None else self.emulation.marks
-
-    @property
-    def captured(self) -> tuple[int, ...] | None:
-        """Tokens of forwards that are captured as CUDA graphs at start; None: as many as memory allows."""
-        return () if self.eager else self.graph_sizes
 
     def beside(self, device: torch.device, token_bytes: int) -> "ModelOptions":
         """The same, where another model has a KV cache made later (as `MakeBeside`): both hold about as many tokens."""
@@ -171,33 +165,25 @@ class RunningModel:
     end: Callable[[], None] = lambda: None  # ends what runs beside its thread
 
     @staticmethod
-    def of(
-        loaded: LoadedModel,
-        side: Side,
-        budget: int | MemoryShare = WHAT_IS_THERE,
-        emulation: Emulation | None = None,
-        reuse: bool = True,
-        graph_sizes: Sequence[int] | None = None,
-    ) -> "RunningModel":
+    def of(loaded: LoadedModel, side: Side, options: ModelOptions) -> "RunningModel":
         """Starts a loaded model in a thread; it is changed, and only the engine may use it from here on.
 
         Raises:
             ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model.
         """
         about = loaded.description
-        tokenization = tokenization_of(about, side)
+        tokenization, head = tokenization_of(about, side), loaded.model.get_output_embeddings()
         pack(loaded.model)
-        compiled = False if graph_sizes == () else None
         engine: Engine
         if loaded.fusion is not None:
             if side is Side.TARGET:
                 raise ModelLoadError(f"{about.model} reads the hidden states of a target: it can only draft")
-            engine = EagleEngine(StateLayer.of(loaded.model, loaded.fusion), loaded.max_length, budget)
+            engine = EagleEngine(StateLayer.of(loaded.model, loaded.fusion), options.max_length, options.budget)
         else:
-            options = {"reuse": reuse, "graph_sizes": graph_sizes, "compiled": compiled}
-            engine = engine_of(loaded.model, loaded.max_length, budget, **options)
+            sizes = options.graph_sizes
+            engine = engine_of(loaded.model, options.max_length, options.budget, reuse=options.reuse, graph_sizes=sizes)
         columns = about.vocabulary_size if loaded.kept is None else len(loaded.kept)
-        step = None if emulation is None else emulation.step_of(engine, columns)
+        step = None if options.emulation is None else options.emulation.step_of(engine, columns)
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")
         reads = side is Side.TARGET or loaded.fusion is not None
         size = engine.hidden_size if reads else 0
@@ -215,7 +201,7 @@ class RunningModel:
             noise,
             clocks,
             about,
-            None if loaded.following is None else TextColumns(loaded.following, clocks),
+            TextColumns(head, clocks) if isinstance(head, FollowingHead) else None,
         )
 
     @cached_property
@@ -268,7 +254,7 @@ def run_model(options: ModelOptions, side: Side, beside: MakeBeside = lambda _, 
     log.info("loading %s", options.name)
     loaded = load(options)
     beside(loaded.model.device, token_bytes_of(loaded.model))
-    running = RunningModel.of(loaded, side, options.budget, options.emulation, options.reuse, options.captured)
+    running = RunningModel.of(loaded, side, options)
     try:
         running.thread.engine.populate()
     except NumberOutOfRangeError:

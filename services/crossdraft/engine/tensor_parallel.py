@@ -212,7 +212,8 @@ def follow(options: ModelOptions, number: int, host: str, port: int, connection:
     _join(options, number, TCPStore(host, port, is_master=False, timeout=LOADING))
     loaded = load(options)
     pack(loaded.model)
-    engine = Engine(loaded.model, loaded.max_length, options.budget, reuse=options.reuse, graph_sizes=options.captured)
+    sizes = options.graph_sizes
+    engine = Engine(loaded.model, options.max_length, options.budget, reuse=options.reuse, graph_sizes=sizes)
     engine.populate()
     contexts: dict[int, tuple[int, ...]] = {}
     while (call := calls.get()) is not None:
