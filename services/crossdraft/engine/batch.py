@@ -294,15 +294,13 @@ def numbers_of(slices: Sequence[InputTokens], size: int, windows: Windows, paddi
         marks.bases[:] = origins + np.array([inputs.committed for inputs in slices]).repeat(counts)
         if window is not None:
             marks.firsts[:] += (window.first(positions) - (starts - origins)).clip(0)
-        for at in trees:
-            _mark_tree(marks, slices[at], slice(begins[at], begins[at] + counts[at]), window, positions)
+        for at in trees:  # what its tokens see before the tree, and in it
+            own = slice(begins[at], begins[at] + counts[at])
+            for row in (marks.limits, marks.firsts):
+                row[own] = np.minimum(row[own], marks.bases[own])
+            firsts = None if window is None else window.first(positions[own]).tolist()
+            marks.lines[own] = _ancestor_bits(slices[at], firsts)
     return numbers
-
-
-def _mark_tree(to: Marks[Numbers], inputs: InputTokens, own: slice, window: Window | None, positions: Numbers) -> None:
-    """Writes what the tokens of a slice with a tree see."""
-    to.limits[own], to.firsts[own] = (np.minimum(each[own], to.bases[own]) for each in (to.limits, to.firsts))
-    to.lines[own] = _ancestor_bits(inputs, None if window is None else window.first(positions[own]).tolist())
 
 
 class NextTokens(NamedTuple):

@@ -302,8 +302,10 @@ class Engine:
             log.info("%s, of which a session has at most %d", held, self.max_length)
 
     def _check_agreement(self, expected: Sequence[Tensor]) -> None:
-        check_agreement(self.model, self.forward, expected)
-        self.close(PROBE.session)
+        try:
+            check_agreement(self.model, self.forward, expected)
+        finally:
+            self.close(PROBE.session)
 
     def _use_graphs(self, expected: Sequence[Tensor], sizes: Sequence[int] | None) -> None:
         """Changes to forwards that read numbers, and captures some, unless they do not compute what flat batches do."""
@@ -322,7 +324,6 @@ class Engine:
             self._check_agreement(expected)
         except UnsupportedModelError as error:
             log.warning("%s: %s", otherwise, error)
-            self.close(PROBE.session)
             return False
         return True
 

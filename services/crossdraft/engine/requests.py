@@ -191,17 +191,18 @@ def emitted(tree: TokenTree, tokens: tuple[int, ...]) -> list[int]:
     """Nodes of the tree on the path that `tokens` follow: those that were committed since."""
     if tree.is_chain:
         return [*range(common_prefix(tree.tokens, tokens))]
-    path: list[int] = []
-    parent, ids, parents = ROOT, tree.tokens, tree.parents
+    path, known, node = list[int](), _children(tree), ROOT
     for token in tokens:
-        for node in range(parent + 1, len(ids)):
-            if parents[node] == parent and ids[node] == token:
-                path.append(node)
-                break
-        else:
+        if (node := known.get((node, token), ROOT)) == ROOT:
             break
-        parent = path[-1]
+        path.append(node)
     return path
+
+
+def _children(tree: TokenTree) -> dict[tuple[int, int], int]:
+    """The nodes by their parents and tokens, the first where several are alike."""
+    edges = zip(tree.parents, tree.tokens, strict=True)
+    return {edge: node for node, edge in reversed([*enumerate(edges)])}
 
 
 def _shared(old: TokenTree, new: TokenTree, root: int) -> Sequence[int]:
@@ -213,8 +214,7 @@ def _shared(old: TokenTree, new: TokenTree, root: int) -> Sequence[int]:
     size = len(old.tokens)
     if root == ROOT and new.tokens[:size] == old.tokens and new.parents[:size] == old.parents:
         return range(size)  # nodes were added
-    known = {(parent, token): node for node, (parent, token) in enumerate(zip(old.parents, old.tokens, strict=True))}
-    found: list[int] = []
+    known, found = _children(old), list[int]()
     for parent, token in zip(new.parents, new.tokens, strict=True):
         node = known.get((root if parent == ROOT else found[parent], token))
         if node is None:
