@@ -295,7 +295,7 @@ class Drafting:
 
     def _steps(self) -> int:
         """Steps up to the next reply in which nothing but the draft is made, and there is room for all."""
-        if self._shape.depth or self._open_branches or self._state.source.path is None:
+        if self._shape.depth or self._open_branches or not self._state.source.has_paths:
             return 1
         room = min(self._state.context.capacity - self._tree.size, 2 * self._shape.kept - self._tree.nodes)
         return min(self._replies.lacking, room)
@@ -303,7 +303,6 @@ class Drafting:
     def _draft_path(self, steps: int) -> Job[None]:
         """The draft's next tokens."""
         state, forward = self._state, self._tree.work([self._tip], steps - 1)
-        assert state.source.path is not None  # `_steps` has seen to it
         found, queued = yield from state.source.path(forward, self._draws, state.context.offset)
         self._replies.waited(queued)
         if not self._epoch.over:

@@ -43,9 +43,7 @@ class DrawSource(ABC):
     """
 
     whose: Whose  # whose ids the draft tokens use
-    # (forward, draws, offset): as `draw_path`, for tokens from an offset on, in letters since the start of the output.
-    # None: the text has to be looked at between them.
-    path: Callable[[ForwardRequest, Draws, int], Job[tuple[list[Draw], float]]] | None = None
+    has_paths = False  # whether several tokens may be drawn without a look at the text between them
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self.noise = noise
@@ -115,6 +113,11 @@ class DrawSource(ABC):
         rows: Sequence[TopRow] = yield self._asked(TopRequest, logits, draws, offsets, count, forward, beside)
         return rows
 
+    def path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Draw], float]]:
+        """As `draw_path`, for tokens from an offset on, in letters since the start of the output."""
+        opening, at = self._opening, draws.at(offset)
+        return draw_path(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
+
     @abstractmethod
     def append(self, context: Context, token: int) -> None:
         """The text goes on with a token that was drawn."""
@@ -138,8 +141,7 @@ class OwnTokens(DrawSource):
 
     def __init__(self, running: RunningModel, opening: OpenDrafter) -> None:
         super().__init__(running, opening, running.noise, opening.allowed)
-        if opening.options.grammar is None:
-            self.path = self._path
+        self.has_paths = opening.options.grammar is None
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         return self._own_distributions(logits, self._opening.row_width)
@@ -147,11 +149,6 @@ class OwnTokens(DrawSource):
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
         found = yield self._asked(DrawRequest, logits, draws, offsets, besides, self._opening.row_width)
         return list(found)
-
-    def _path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Draw], float]]:
-        opening = self._opening
-        at = draws.at(offset)
-        return draw_path(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
 
     def append(self, context: Context, token: int) -> None:
         context.append(token)
