@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from crossdraft.drafter.conversation import MAX_BEHIND_SCORE, Conversation, DraftProgress, Epochs, ReplyBuffer, Send
+from crossdraft.drafter.conversation import MAX_BEHIND_SCORE, Conversation, DraftProgress, Epochs, Send
 from crossdraft.drafter.drafting import DraftTree, Tip, branch_keys
 from crossdraft.drafter.service import DrafterService, DrafterSession
 from crossdraft.engine import model_thread
@@ -377,8 +377,7 @@ def test_a_newer_epoch_ends_the_one_before() -> None:
     st.integers(1, 6), st.integers(0, 6), st.lists(st.sampled_from(["draft_token", "branch", "advance"]), max_size=40)
 )
 def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk: int, first: int, made: list[str]):
-    epoch = DraftProgress(draft(count=3, chunk=chunk, first=first))
-    buffer = ReplyBuffer(epoch)
+    epoch = buffer = DraftProgress(draft(count=3, chunk=chunk, first=first))
     replies: list[Drafted] = []
     branches = 0
     for event in made:

@@ -32,17 +32,25 @@ def matcher_of(compiler: GrammarCompiler, grammar: Grammar) -> GrammarMatcher:
 
 
 class DraftProgress:
-    """One draft: what was asked for, and how far it has come.
+    """One draft: what was asked for, how far it has come, and draft tokens and branches that were not sent yet.
 
-    The event loop and the thread that drafts share it without a lock: each attribute is written by one of them.
+    The event loop, which writes `count` and `over`, and the thread that drafts, which writes all else, share it without
+    a lock.
+
+    When a reply is due depends on numbers of draft tokens only, never on what was drawn (the release rule): it is when
+    a reply is full, or all that are wanted are there. Finished branches go with the next reply, or alone once all draft
+    tokens are sent. So a branch never arrives before the draft token that it replaces.
     """
 
     def __init__(self, request: Draft) -> None:
         self.request = request
-        self.count = request.count  # draft tokens wanted so far; written by the event loop
-        self.over = False  # a newer epoch has begun: nothing more is to be done; written by the event loop
-        self.sent = 0  # draft tokens that the client has, adopted ones included; written by the thread that drafts
-        self.aside = False  # the drafter drafts no more of it; written by the thread that drafts
+        self.count = request.count  # draft tokens wanted so far
+        self.over = False  # a newer epoch has begun: nothing more is to be done
+        self.sent = 0  # draft tokens that the client has, adopted ones included
+        self.aside = False  # the drafter drafts no more of it
+        self._draft_tokens: list[DraftToken] = []
+        self._branches: list[Branch] = []
+        self.resume()
 
     @property
     def number(self) -> int:
@@ -58,6 +66,64 @@ class DraftProgress:
     def wanted(self) -> bool:
         """Whether draft tokens are wanted that were not sent yet."""
         return self.sent < self.count and not (self.over or self.aside)
+
+    @property
+    def made(self) -> int:
+        return self.sent + len(self._draft_tokens)
+
+    def resume(self, asked: float | None = None) -> None:
+        """Time counts from when more was asked for, which is now if not given: nothing was drafted before."""
+        self._since = time.perf_counter() if asked is None else asked
+        self._queued: float | None = None
+
+    def waited(self, seconds: float) -> None:
+        """A step has waited so many seconds for the model.
+
+        Only the first wait since `resume` counts: the next reply reports it apart from the time that drafting took. Any
+        later wait belongs to that time, as what a step costs here.
+        """
+        if self._queued is None:
+            self._queued = seconds
+
+    def add(self, *draft_tokens: DraftToken) -> None:
+        self._draft_tokens += draft_tokens
+
+    def add_branch(self, branch: Branch) -> None:
+        self._branches.append(branch)
+
+    def due(self) -> Iterator[Drafted]:
+        """The replies that are due."""
+        while True:
+            size, left = self._size, max(0, self.count - self.sent)
+            ready = min(len(self._draft_tokens), left)
+            if ready >= size or (ready == left and (ready or self._branches)):
+                yield self._reply(min(ready, size), "")
+            else:
+                return
+
+    @property
+    def lacking(self) -> int:
+        return min(self._size, self.count - self.sent) - len(self._draft_tokens)
+
+    @property
+    def _size(self) -> int:
+        request = self.request
+        return request.first - self.sent if self.sent < request.first else request.chunk
+
+    def last(self, reason: str) -> Drafted:
+        """The epoch's last reply: all that is left, and why no more will come."""
+        self.aside = True
+        return self._reply(len(self._draft_tokens), reason)
+
+    def _reply(self, size: int, reason: str) -> Drafted:
+        now, first = time.perf_counter(), self.sent
+        taken, branches = tuple(self._draft_tokens[:size]), tuple(self._branches)
+        del self._draft_tokens[:size]
+        self._branches.clear()
+        self.sent += size
+        queued, self._queued = self._queued or 0.0, 0.0
+        seconds, self._since = max(0.0, now - self._since - queued), now
+        return Drafted(self.number, taken, seconds, reason, first, branches, queued)
 
 
 class Epochs:
@@ -113,79 +179,6 @@ class Epochs:
     def close(self) -> None:
         if self._latest is not None:
             self._latest.over = True
-
-
-class ReplyBuffer:
-    """Draft tokens and branches of an epoch that were not sent yet, and the replies that they become.
-
-    When a reply is due depends on numbers of draft tokens only, never on what was drawn (the release rule): it is when
-    a reply is full, or all that are wanted are there. Finished branches go with the next reply, or alone once all draft
-    tokens are sent. So a branch never arrives before the draft token that it replaces.
-    """
-
-    def __init__(self, epoch: DraftProgress) -> None:
-        self._epoch = epoch
-        self._draft_tokens: list[DraftToken] = []
-        self._branches: list[Branch] = []
-        self.resume()
-
-    @property
-    def made(self) -> int:
-        return self._epoch.sent + len(self._draft_tokens)
-
-    def resume(self, asked: float | None = None) -> None:
-        """Time counts from when more was asked for, which is now if not given: nothing was drafted before."""
-        self._since = time.perf_counter() if asked is None else asked
-        self._queued: float | None = None
-
-    def waited(self, seconds: float) -> None:
-        """A step has waited so many seconds for the model.
-
-        Only the first wait since `resume` counts: the next reply reports it apart from the time that drafting took. Any
-        later wait belongs to that time, as what a step costs here.
-        """
-        if self._queued is None:
-            self._queued = seconds
-
-    def add(self, *draft_tokens: DraftToken) -> None:
-        self._draft_tokens += draft_tokens
-
-    def add_branch(self, branch: Branch) -> None:
-        self._branches.append(branch)
-
-    def due(self) -> Iterator[Drafted]:
-        epoch = self._epoch
-        while True:
-            size, left = self._size, max(0, epoch.count - epoch.sent)
-            ready = min(len(self._draft_tokens), left)
-            if ready >= size or (ready == left and (ready or self._branches)):
-                yield self._reply(min(ready, size), "")
-            else:
-                return
-
-    @property
-    def lacking(self) -> int:
-        return min(self._size, self._epoch.count - self._epoch.sent) - len(self._draft_tokens)
-
-    @property
-    def _size(self) -> int:
-        epoch, request = self._epoch, self._epoch.request
-        return request.first - epoch.sent if epoch.sent < request.first else request.chunk
-
-    def last(self, reason: str) -> Drafted:
-        """The epoch's last reply: all that is left, and why no more will come."""
-        self._epoch.aside = True
-        return self._reply(len(self._draft_tokens), reason)
-
-    def _reply(self, size: int, reason: str) -> Drafted:
-        epoch, now = self._epoch, time.perf_counter()
-        taken, branches, first = tuple(self._draft_tokens[:size]), tuple(self._branches), epoch.sent
-        del self._draft_tokens[:size]
-        self._branches.clear()
-        epoch.sent += size
-        queued, self._queued = self._queued or 0.0, 0.0
-        seconds, self._since = max(0.0, now - self._since - queued), now
-        return Drafted(epoch.number, taken, seconds, reason, first, branches, queued)
 
 
 class Drafter(Protocol):

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import islice
 
 from crossdraft.drafter.context import Context, NoRoomError
-from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
+from crossdraft.drafter.conversation import DraftProgress
 from crossdraft.drafter.sampling import DrawSource
 from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
@@ -245,7 +245,6 @@ class Drafting:
         self._shape = shape
         self._draws = draws
         self._scoring = scoring
-        self._replies = ReplyBuffer(epoch)
         self._open_branches: list[OpenBranch] = []
         self._drafted: list[int] = []  # tokens of the draft that may be scored
         # Where the newest draft tokens begin, in letters of output. As the client asks for at most MOST_DRAFT_TOKENS
@@ -260,7 +259,7 @@ class Drafting:
             self._state.context.append(draft_token.token)
             self._drafted.append(draft_token.token)
             if self._state.rows:
-                self._replies.add(draft_token)
+                self._epoch.add(draft_token)
             else:
                 self._epoch.sent += 1
         self._new_tree(self._state.context.ids)
@@ -270,7 +269,7 @@ class Drafting:
 
         What is wanted may grow while this runs. When drafting cannot go on, the last reply says why.
         """
-        self._replies.resume(asked)
+        self._epoch.resume(asked)
         self._send(send)
         try:
             while not self._epoch.over and (self._drafts or self._open_branches):
@@ -283,7 +282,7 @@ class Drafting:
                 tips = [*([self._tip] if drafts else ()), *(branch.tip for branch in due)]
                 masks = self._masks(due, drafts)
                 answer: ForwardResult = yield self._tree.work(tips)
-                self._replies.waited(answer.queued)
+                self._epoch.waited(answer.queued)
                 yield from self._take(self._state.source.masked(answer.logits, masks), due, drafts)
                 self._send(send)
         except NoRoomError as error:
@@ -291,30 +290,30 @@ class Drafting:
             self._obstacle = str(error)
             self._send(send)
         if self._obstacle and self._epoch.wanted:
-            send(self._replies.last(self._obstacle))
+            send(self._epoch.last(self._obstacle))
 
     def _steps(self) -> int:
         """Steps up to the next reply in which nothing but the draft is made, and there is room for all."""
         if self._shape.depth or self._open_branches or not self._state.source.has_paths:
             return 1
         room = min(self._state.context.capacity - self._tree.size, 2 * self._shape.kept - self._tree.nodes)
-        return min(self._replies.lacking, room)
+        return min(self._epoch.lacking, room)
 
     def _draft_path(self, steps: int) -> Job[None]:
         """The draft's next tokens."""
         state, forward = self._state, self._tree.work([self._tip], steps - 1)
         found, queued = yield from state.source.path(forward, self._draws, state.context.offset)
-        self._replies.waited(queued)
+        self._epoch.waited(queued)
         if not self._epoch.over:
             tokens = [draw.token for draw in found]
             self._note(found)
-            self._replies.add(*map(self._draft_token, found))
+            self._epoch.add(*map(self._draft_token, found))
             self._tree.follow(self._tip, tokens)
             state.context.append(*tokens)
 
     @property
     def _drafts(self) -> bool:
-        return self._replies.made < self._epoch.count and not self._obstacle
+        return self._epoch.made < self._epoch.count and not self._obstacle
 
     def _new_tree(self, ids: Path) -> None:
         """What is fed from now on begins with the whole text."""
@@ -371,7 +370,7 @@ class Drafting:
         self._note([draw])
         if self._shape.depth:
             self._begin_branches(draw)
-        self._replies.add(self._draft_token(draw))
+        self._epoch.add(self._draft_token(draw))
         self._tip.token = draw.token
 
     def _note(self, draws: Sequence[Draw]) -> None:
@@ -395,12 +394,12 @@ class Drafting:
         branch.tip.token = draw.token
         branch.draft_tokens.append(self._draft_token(draw))
         if len(branch.draft_tokens) == self._shape.depth:
-            self._replies.add_branch(self._state.branches.add(branch))
+            self._epoch.add_branch(self._state.branches.add(branch))
 
     def _draft_token(self, draw: Draw) -> DraftToken:
         row = Row(*draw.distribution) if self._state.rows and draw.distribution is not None else None
         return DraftToken(draw.token, row, self._state.source.whose)
 
     def _send(self, send: Callable[[Drafted], None]) -> None:
-        for reply in self._replies.due():
+        for reply in self._epoch.due():
             send(reply)

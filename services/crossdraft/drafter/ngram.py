@@ -24,7 +24,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from crossdraft.config.engine import NgramOptions
-from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, ReplyBuffer, Request, Send, matcher_of
+from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, Request, Send, matcher_of
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.frames import DRAFTER
 from crossdraft.rpc.handlers import Replies
@@ -180,7 +180,6 @@ class NgramSession:
         grammar = opening.options.grammar
         self._matcher = None if grammar is None else matcher_of(of_letters(), grammar)
         self._epoch: DraftProgress | None = None
-        self._replies: ReplyBuffer
 
     def close(self) -> None:
         """What is verified of the output is remembered, with the prompt's end: more is asked for as it is accepted."""
@@ -198,15 +197,14 @@ class NgramSession:
             raise ProtocolBroken(f"there is no branch {request.adopt}: a drafter that copies prepares none")
         self._text = self._text[: self._origin + request.offset] + to_text(request.letters)
         self._epoch = epoch
-        self._replies = ReplyBuffer(epoch)
 
     def draft(self, epoch: DraftProgress, send: Send) -> asyncio.Future[None]:
         """As in `conversation.Drafter`. Copying takes no time: all that is wanted is there at once."""
         return asyncio.ensure_future(self._draft(epoch, send))
 
     async def _draft(self, epoch: DraftProgress, send: Send) -> None:
-        self._replies.resume()
-        missing = epoch.count - self._replies.made
+        epoch.resume()
+        missing = epoch.count - epoch.made
         copied = from_bytes(self._copied(missing))
         if self._matcher is not None:
             copied = self._fitting(self._matcher, copied)
@@ -215,11 +213,11 @@ class NgramSession:
             ids = list(takewhile(self._allowed.__contains__, ids))
         self._text += to_text(byte_vocabulary().letters_of(ids))
         for token in ids:
-            self._replies.add(DraftToken(token, Row.certain(token) if self._opening.row_width else None))
-        for reply in self._replies.due():
+            epoch.add(DraftToken(token, Row.certain(token) if self._opening.row_width else None))
+        for reply in epoch.due():
             send(reply)
         if len(ids) < missing:
-            send(self._replies.last("no earlier text goes on from here that far"))
+            send(epoch.last("no earlier text goes on from here that far"))
 
     def _fitting(self, matcher: GrammarMatcher, copied: Letters) -> Letters:
         """What of it fits the grammar, then what that leaves no choice about; nothing once that has taken long."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import exp, inf
 
-from crossdraft.drafter.conversation import DraftProgress, ReplyBuffer
+from crossdraft.drafter.conversation import DraftProgress
 from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.sampler import Draws, TopRow
@@ -75,7 +75,6 @@ class TreeDrafting:
         self._epoch = epoch
         self._shape = shape
         self._draws = draws
-        self._replies = ReplyBuffer(epoch)
         self._fed = DraftTree(state, state.context.ids)
         self._draft = [Node(None, -1, 0.0, state.context.offset, 0, Tip())]  # the root, then the draft's nodes
         self._unexpanded: list[Node] = []  # a heap of the others
@@ -84,9 +83,9 @@ class TreeDrafting:
 
     def run(self, send: Callable[[Drafted], None], asked: float) -> Job[None]:
         """Grows the tree, a step for each token of the draft, and sends it; asked again, says that this is all."""
-        self._replies.resume(asked)
+        self._epoch.resume(asked)
         if self._others:
-            send(self._replies.last("a tree is drafted once"))
+            send(self._epoch.last("a tree is drafted once"))
             return
         for _ in range(self._shape.depth):
             if self._epoch.over:
@@ -103,10 +102,10 @@ class TreeDrafting:
                     node.place = row.place
                     self._expand(node, row.likeliest)
         self._finish()
-        for reply in self._replies.due():
+        for reply in self._epoch.due():
             send(reply)
         if self._epoch.wanted:
-            send(self._replies.last("a further draft token is unlikely to hold"))
+            send(self._epoch.last("a further draft token is unlikely to hold"))
 
     def _forward(self, nodes: Sequence[Node]) -> Job[list[TopRow | None]]:
         """The rows of nodes by a forward; after the first one the engine may go on."""
@@ -116,7 +115,7 @@ class TreeDrafting:
         if first and not source.masking:
             forward = replace(forward, more=shape.room - 1)
         answer: ForwardResult = yield forward
-        self._replies.waited(answer.queued)
+        self._epoch.waited(answer.queued)
         asked = source.masked(answer.logits, masks), self._draws, [node.end for node in nodes], shape.width
         rows = yield from source.likeliest(*asked, forward if first else None, shape.nodes - shape.depth)
         if first:
@@ -167,11 +166,11 @@ class TreeDrafting:
         state, draft = self._state, set(self._draft)
         tokens = [node.token for node in self._draft[1:]]
         state.context.append(*tokens)
-        self._replies.add(*[DraftToken(token, None, state.source.whose) for token in tokens])
+        self._epoch.add(*[DraftToken(token, None, state.source.whose) for token in tokens])
         inner = {node.parent for node in self._others}
         for leaf in self._others:
             if leaf not in inner:
-                self._replies.add_branch(state.branches.add(self._branch(*leaf.path(draft))))
+                self._epoch.add_branch(state.branches.add(self._branch(*leaf.path(draft))))
 
     def _branch(self, key: Node, *rest: Node) -> OpenBranch:
         """The path from where the draft is left to a leaf."""
