@@ -129,8 +129,9 @@ class Clocks:
     def ids_of(self, columns: Tensor) -> Tensor:
         return columns if self.ids is None else self.ids[columns]
 
-    def named(self, columns: Ids) -> Ids:
-        """The same on the host: the ids of columns, in the same shape."""
+    def named(self, places: Probabilities | Ids, allowed: Columns | None = None) -> Ids:
+        """On the host the ids of places among columns, of those that are allowed or of all, in the same shape."""
+        columns = numbers_of(places, allowed)
         return columns if self.kept is None else self.kept[columns]
 
     def give(self, columns: list[int], ids: list[int]) -> None:
@@ -462,7 +463,7 @@ class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
         return _split(found, [request.logits.shape[0] for request in requests])
 
 
-def numbers_of(places: Probabilities, allowed: Columns | None) -> Ids:
+def numbers_of(places: Probabilities | Ids, allowed: Columns | None) -> Ids:
     """The columns of logits that places among those that are allowed stand for."""
     found = places.astype(np.int64)
     return found if allowed is None else allowed.numbers[found]
@@ -524,8 +525,7 @@ class TopRequest(_Drawing[TopRow]):
         scores, warping = self.scores(requests, self.allowed)
         at = self.moments(requests) if self.keyed and not warping.greedy else None
         values, places = yield likeliest_of(scores, warping, self.clocks, at, self.count, self.columns)
-        ids = self.clocks.named(numbers_of(places, self.allowed))
-        rows = zip(ids.tolist(), values.tolist(), strict=True)
+        rows = zip(self.clocks.named(places, self.allowed).tolist(), values.tolist(), strict=True)
         found = [[(token, -log(value)) for token, value in zip(*row, strict=True) if value > 0] for row in rows]
         if not all(found):
             raise ValueError(NOT_FINITE)
@@ -582,10 +582,10 @@ class DrawRequest(_Drawing[Draw]):
         firsts = [*accumulate(sizes, initial=0)][:-1]
         near = self._nearest(scores, own, firsts, requests) if self.count else []
         places, weights, *more = yield [drawn, *own, *near]
-        tokens = self.clocks.named(numbers_of(places, self.allowed)[:, 0])
+        tokens = self.clocks.named(places[:, 0], self.allowed)
         found = draws_of(tokens, weights, more[: len(own) - 1], self.allowed, self.clocks)
         beside, never = more[-2:] if near else (NO_VALUES, NO_VALUES)
-        ids = self.clocks.named(numbers_of(beside, self.allowed))
+        ids = self.clocks.named(beside, self.allowed)
         for first, near_ids, out in zip(firsts, ids.tolist(), never.tolist(), strict=False):
             possible = [token for token, impossible in zip(near_ids, out, strict=True) if not impossible]
             others = list(dict.fromkeys([found[first].token, *possible]))[1 : 1 + self.count]
@@ -626,4 +626,4 @@ def draws_of(
         raise ValueError(NOT_FINITE)
     if not places:
         return list(map(Draw, tokens.tolist()))
-    return list(map(Draw, tokens.tolist(), cut_rows(weights, clocks.named(numbers_of(places[0], allowed)))))
+    return list(map(Draw, tokens.tolist(), cut_rows(weights, clocks.named(places[0], allowed))))
