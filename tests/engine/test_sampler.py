@@ -18,7 +18,6 @@ from crossdraft.engine.distributions import Columns, History, Nodes, NothingLeft
 from crossdraft.engine.paths import PathRequest, Paths
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
-    BatchKey,
     Clocks,
     DistributionRequest,
     DrawRequest,
@@ -29,6 +28,7 @@ from crossdraft.engine.sampler import (
     SamplerRequest,
     ScoreRequest,
     TopRequest,
+    batch_key,
     batched,
 )
 from crossdraft.text.letters import Letters, from_bytes
@@ -404,7 +404,7 @@ def test_sessions_with_other_biases_and_bans_run_together_each_as_alone() -> Non
         [SampleRequest(one, clocks_of(300), NoiseKey(1), range(len(one.logits)), 5) for one in some],
         [RowRequest(one, 8) for one in some],
     ):
-        assert len([*batched([BatchKey.of(request) for request in requests])]) == 1
+        assert len([*batched([batch_key(request) for request in requests])]) == 1
         check(requests)
 
 
@@ -472,9 +472,9 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
         top(wide, 2, columns[2]),
         DistributionRequest(wide, SamplingOptions(temperature=0), 4),
     ]
-    assert sorted(batched(list(map(BatchKey.of, requests)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
+    assert sorted(batched(list(map(batch_key, requests)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
     monkeypatch.setattr(sampler, "CACHED", 12)
-    sizes = [BatchKey.of(top(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
+    sizes = [batch_key(top(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
     assert sorted(batched(sizes)) == [[0, 1], [2, 3], [4], [5]]
 
 
@@ -490,7 +490,7 @@ def test_sessions_with_other_truncations_each_draw_as_alone() -> None:
             [DistributionRequest(logits, options, 8) for logits, options in zip(shared, order, strict=True)],
             [DistributionRequest(logits, options, 0) for logits, options in zip(shared, order, strict=True)],
         ):
-            for batch in batched([BatchKey.of(request) for request in requests]):
+            for batch in batched([batch_key(request) for request in requests]):
                 for index, found in zip(batch, result(*(requests[index] for index in batch)), strict=True):
                     (alone,) = result(requests[index])
                     assert plain(found) == plain(alone)

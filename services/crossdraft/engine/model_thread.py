@@ -25,7 +25,7 @@ from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, f
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.paths import PathRequest, Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, TopRequest, TopRow, batched
+from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, TopRequest, TopRow, batch_key, batched
 from crossdraft.engine.scheduler import Admission, Pause, Scheduler
 from crossdraft.types import quick_dataclass
 
@@ -435,7 +435,7 @@ def _alike(jobs: Sequence[RunningJob[Any]]) -> Iterator[list[RunningJob[Any]]]:
     for job in jobs:
         try:
             assert job.sampling is not None
-            keys[job] = BatchKey.of(job.sampling)
+            keys[job] = batch_key(job.sampling)
         except BaseException as error:  # a kind without a hash is the fault of whoever asks
             job.finish(error)
     others = [*keys]

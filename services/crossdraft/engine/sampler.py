@@ -242,21 +242,15 @@ SamplerSteps = Generator[SamplerRequest[Any], Any, T]
 """Part of a job that holds logits: yields sampler requests, and returns what it made of their results."""
 
 
-class BatchKey(NamedTuple):
-    """What is equal in requests that run together; and the size of one of them."""
+BatchKey = tuple[type[Any], Hashable, int, int]  # class, kind, V, and how many logits run together
 
-    request: type[SamplerRequest[Any]]
-    kind: Hashable
-    columns: int
-    most: int  # logits that run together
 
-    @staticmethod
-    def of(request: SamplerRequest[Any]) -> "tuple[BatchKey, int]":
-        """The key of one request, and how many logits it has; raises TypeError if its kind has no hash."""
-        rows = request.rows
-        key = BatchKey(type(request), request.kind, rows.shape[-1], TOGETHER if rows.is_cuda else CACHED)
-        hash(key)  # an error here is that of whoever asks
-        return key, rows.numel()
+def batch_key(request: SamplerRequest[Any]) -> tuple[BatchKey, int]:
+    """The key of one request, and how many logits it has; raises TypeError if its kind has no hash."""
+    rows = request.rows
+    key = type(request), request.kind, rows.shape[-1], TOGETHER if rows.is_cuda else CACHED
+    hash(key)  # an error here is that of whoever asks
+    return key, rows.numel()
 
 
 def batched(requests: Sequence[tuple[BatchKey, int]]) -> Iterator[list[int]]:
@@ -264,11 +258,11 @@ def batched(requests: Sequence[tuple[BatchKey, int]]) -> Iterator[list[int]]:
     alike: dict[BatchKey, list[int]] = {}
     for index, (key, _) in enumerate(requests):
         alike.setdefault(key, []).append(index)
-    for key, indices in alike.items():
+    for (_, _, _, most), indices in alike.items():
         batch: list[int] = []
         size = 0
         for index in indices:
-            if batch and size + requests[index][1] > key.most:
+            if batch and size + requests[index][1] > most:
                 yield batch
                 batch, size = [], 0
             batch.append(index)
