@@ -102,26 +102,14 @@ def sent(numbers: Tensor, device: torch.device) -> Tensor:
     return staged(numbers, device).to(device, non_blocking=device.type == "cuda")
 
 
-class Transfer:
-    """Tensors on their way to the host, all in one copy, as float64, which holds ids exactly."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [tensor.shape for tensor in tensors]
-        flat = torch.cat([tensor.double().flatten() for tensor in tensors]) if tensors else torch.empty(0)
-        self._event: torch.cuda.Event | None = None
-        if flat.is_cuda:
-            self._host = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        else:
-            self._host = flat.cpu()
-
-    def arrays(self) -> Fetched:
-        """Waits for them. RuntimeError: the device failed."""
-        if self._event is not None:
-            self._event.synchronize()
-        flat, ends = self._host.numpy(), accumulate(shape.numel() for shape in self._shapes)
-        return [flat[end - shape.numel() : end].reshape(shape) for shape, end in zip(self._shapes, ends, strict=True)]
+def on_host(tensors: Sequence[Tensor]) -> Fetched:
+    """Tensors on the host, all in one copy, as float64, which holds ids exactly. RuntimeError: the device failed."""
+    flat = torch.cat([tensor.double().flatten() for tensor in tensors]) if tensors else torch.empty(0)
+    if flat.is_cuda:
+        flat = torch.empty_like(flat, device="cpu", pin_memory=True).copy_(flat)  # waits for it
+    numbers, shapes = flat.cpu().numpy(), [tensor.shape for tensor in tensors]
+    ends = accumulate(shape.numel() for shape in shapes)
+    return [numbers[end - shape.numel() : end].reshape(shape) for shape, end in zip(shapes, ends, strict=True)]
 
 
 def finished(launched: Fetching[R], arrays: Fetched) -> R:
@@ -136,7 +124,7 @@ def finished(launched: Fetching[R], arrays: Fetched) -> R:
 
 def fetched(launched: Fetching[R]) -> R:
     """The result of what is launched by itself; raises what that raises."""
-    return finished(launched, Transfer(next(launched)).arrays())
+    return finished(launched, on_host(next(launched)))
 
 
 def state_bytes(states: Tensor | None) -> list[bytes]:

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, Transfer, fetched, finished
+from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, fetched, finished, on_host
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.paths import PathRequest, Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
@@ -460,7 +460,7 @@ def _together(
         started.append((fetching, tensors))
     arrays: Fetched = []
     with delivering(*(job for jobs, _ in launches for job in jobs)):  # a device that has failed says so here
-        arrays = Transfer([tensor for _, tensors in started for tensor in tensors or ()]).arrays()
+        arrays = on_host([tensor for _, tensors in started for tensor in tensors or ()])
     for (jobs, _), (fetching, tensors) in zip(launches, started, strict=True):
         results: Sequence[Any] | None = None
         own, arrays = arrays[: len(tensors or ())], arrays[len(tensors or ()) :]
