@@ -28,6 +28,7 @@ from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, M
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, size_for
 from crossdraft.engine.paths import Paths
 from crossdraft.engine.requests import (
+    NO_TREE,
     NOTHING_CACHED,
     CachedTokens,
     ContextOverflowError,
@@ -216,21 +217,20 @@ class Engine:
         results: list[Tensor | None] = [None] * len(requests)
         self.hidden = {}
         admitted = self._admitted(requests)
-        slices = self._slices(admitted, requests)
-        running = [part for part, _ in slices.values() if part.tokens]
+        running = [part for _, _, part in admitted.values() if part.tokens]
         logits = self.runner.run(running) if running else {}
         hidden = self.runner.hidden() if running and any(request.hidden for request in requests) else {}
-        for index, (part, plan) in slices.items():
-            request, entry = requests[index], admitted[index]
+        for index, (entry, plan, part) in admitted.items():
+            request, complete = requests[index], part is plan
             self.computed += len(part.tokens)
-            if part is plan:
-                self._manager.record(entry, CachedTokens(request.context, request.tree), plan.move_start)
+            cached = request.context if complete else request.context[: part.places[-1] + 1]
+            held = CachedTokens(cached, request.tree if complete else NO_TREE)
+            self._manager.record(entry, held, plan.move_start)
+            if complete:
                 found = logits.get(part)
                 results[index] = torch.zeros(0, self.vocabulary_size, device=self.device) if found is None else found
-                if request.hidden and part in hidden:
-                    self.hidden[request.session] = hidden[part]
-            else:
-                self._manager.record(entry, CachedTokens(request.context[: part.places[-1] + 1]), plan.move_start)
+            if complete and request.hidden and part in hidden:
+                self.hidden[request.session] = hidden[part]
         return results
 
     def give(self, session: Hashable, context: tuple[int, ...], states: Mapping[int, bytes]) -> None:
@@ -327,23 +327,16 @@ class Engine:
             return False
         return True
 
-    def _admitted(self, requests: Sequence[ForwardRequest]) -> dict[int, CacheEntry]:
-        """The entries of requests that have slots, by index; of each session the first request."""
+    def _admitted(self, requests: Sequence[ForwardRequest]) -> dict[int, tuple[CacheEntry, InputTokens, InputTokens]]:
+        """Of requests that have slots, by index, the entry, the plan, and what of it to compute; of each session the
+        first request. Moves tree nodes that were committed."""
         entries: dict[Hashable, tuple[int, CacheEntry]] = {}
         for index, request in enumerate(requests):
-            if request.session not in entries:
-                entry = self._manager.allocate(request)
-                if entry is not None:
-                    entries[request.session] = index, entry
-        return dict(entries.values())
-
-    def _slices(
-        self, admitted: dict[int, CacheEntry], requests: Sequence[ForwardRequest]
-    ) -> dict[int, tuple[InputTokens, InputTokens]]:
-        """What to compute for each admitted request, and its whole plan; moves tree nodes that were committed."""
-        slices = {}
+            if request.session not in entries and (entry := self._manager.allocate(request)) is not None:
+                entries[request.session] = index, entry
+        admitted = {}
         moves: list[dict[int, int]] = [{} for _ in self._cache.pools]  # of each pool, to each slot the one it is from
-        for index, entry in admitted.items():
+        for index, entry in entries.values():
             request = requests[index]
             plan, limit = self._plan(request), min(request.tokens, self.chunk) if self._windowed else request.tokens
             inputs = plan.limited(limit)
@@ -356,11 +349,11 @@ class Engine:
                     to = extent.origin + plan.move_start
                     moved |= {to + number: extent.origin + place for number, place in enumerate(plan.moves)}
             inputs.extents = entry.extents
-            slices[index] = inputs, plan
+            admitted[index] = entry, plan, inputs
         for pool, moved in zip(self._cache.pools, moves, strict=True):
             if moved:
                 pool.move([*moved.values()], [*moved])
-        return slices
+        return admitted
 
     def _plan(self, request: ForwardRequest) -> InputTokens:
         """The tokens to compute for a request, by what is cached of its session or of a text that begins alike; made
