@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
-from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -169,7 +168,7 @@ async def test_drafts_are_replays(llama, names, pruned, monkeypatch):
         return found
 
     engine = Engine(llama, graphs=True)
-    engine.runner.graphs.capture_drawing(partial(standing_draws, clocks))
+    engine.runner.graphs.capture_drawing(clocks)
     never = Mock(side_effect=AssertionError)
     with patch.object(engine.runner, "_call", never), patch.object(Paths, "begin", never):
         found = await drawn(engine)

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -34,9 +34,9 @@ from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
 from crossdraft.engine.distributions import joined
 from crossdraft.engine.kv_cache import MIB, KVCache
-from crossdraft.engine.paths import MAX_TREES, Paths, StandingDraws, StandingTrees
+from crossdraft.engine.paths import MAX_TREES, Paths, StandingDraws, StandingTrees, standing_draws
 from crossdraft.engine.requests import InputTokens
-from crossdraft.engine.sampler import TOGETHER, TopRequest
+from crossdraft.engine.sampler import TOGETHER, Clocks, TopRequest
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.
@@ -149,7 +149,7 @@ class GraphRunner:
         self._growing: dict[tuple[StandingDraws, StandingTrees], dict[int, Replay]] = {}  # by trees
         self._memory: DrawingMemory | None = None  # of steps that draw, if any are captured
         self._numbers = torch.zeros(0, dtype=torch.int64, device=runner.device)
-        self._inputs: dict[int, tuple[Tensor, StepInputs]] = {}  # of captured forwards, by tokens; and their parts
+        self._inputs: dict[int, StepInputs] = {}  # of captured forwards, by tokens: parts of `_own`
         self._logits: Tensor | None = None  # (tokens, V): the output of all graphs, so that none keeps its own
         self._states: Tensor | None = None  # (tokens, width): likewise what their heads have read
 
@@ -244,8 +244,8 @@ class GraphRunner:
         size = numbers.shape[1]
         captured = size in self._replays
         if captured:
-            self._inputs[size][0].copy_(numbers, non_blocking=True)
-        inputs = self._inputs[size][1] if captured else StepInputs.of(numbers.to(self._device, non_blocking=True))
+            self._own(size).copy_(numbers, non_blocking=True)
+        inputs = self._inputs[size] if captured else StepInputs.of(numbers.to(self._device, non_blocking=True))
         if ids is not None:
             inputs.ids[: len(ids)].copy_(ids)
         if not captured:
@@ -278,8 +278,8 @@ class GraphRunner:
         for size in sorted({*sizes}, reverse=True):
             own = self._own(size)
             own.copy_(torch.from_numpy(numbers[:, :size]))
-            self._inputs[size] = own, StepInputs.of(own)
-            replay = self.capture(partial(self._to_logits, self._inputs[size][1]))
+            self._inputs[size] = StepInputs.of(own)
+            replay = self.capture(partial(self._to_logits, self._inputs[size]))
             if replay is not None:
                 replays[size] = replay
         self._replays = dict(sorted(replays.items()))
@@ -289,17 +289,14 @@ class GraphRunner:
         log.info("captured %d CUDA graphs in %.1f s, %.0f MiB", len(replays), seconds, taken)
 
     @torch.inference_mode()
-    def capture_drawing(
-        self, kinds: Callable[[int, int], Iterable[tuple[StandingDraws, int]]], growing: Sequence[StandingTrees] = ()
-    ) -> None:
-        """Captures draws, too, and by the same levels of trees: `kinds` are for so many columns, and rows at most, what
-        draws, and for how many rows."""
+    def capture_drawing(self, clocks: Clocks, growing: Sequence[StandingTrees] = ()) -> None:
+        """Captures what drafts are usually drawn by, too, and by the same levels of trees."""
         sizes, began = [size for size in self.sizes if size <= DRAWING][::-1], time.perf_counter()
         if not sizes or self._logits is None:
             return
         memory = self._memory = DrawingMemory(self._rows, sizes[0], self._device)
         self._numbers.zero_()
-        known = [*kinds(self._logits.shape[1], sizes[0])]
+        known = standing_draws(clocks, self._logits.shape[1], sizes[0])
         for draws, most in known:
             self._drawing[draws] = {}
             for size in filter(most.__ge__, sizes):

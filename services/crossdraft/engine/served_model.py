@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from crossdraft.engine.loader import (
 )
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
-from crossdraft.engine.paths import TREE_WIDTHS, StandingTrees, standing_draws
+from crossdraft.engine.paths import TREE_WIDTHS, StandingTrees
 from crossdraft.engine.sampler import Clocks
 from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.session.models import tokenization_of
@@ -193,7 +193,7 @@ class RunningModel:
         clocks = Clocks(noise, engine.device, loaded.kept, [*map(len, letters)])
         if side is Side.DRAFTER and engine.follows and engine.runner.graphs is not None:
             trees = [StandingTrees(width, clocks, letters) for width in TREE_WIDTHS]
-            engine.runner.graphs.capture_drawing(partial(standing_draws, clocks), trees)
+            engine.runner.graphs.capture_drawing(clocks, trees)
         return RunningModel(
             # A step of the drafter's is short, and what a pass of the target on the same device waits for.
             ModelThread(engine, step, f"{side.name.lower()} model", priority=-1 if side is Side.DRAFTER else 0),
