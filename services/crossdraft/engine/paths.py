@@ -184,7 +184,6 @@ class Paths:
 
     def __init__(self, requests: Sequence[PathRequest]) -> None:
         self.requests, self.rows = requests, joined([request.logits for request in requests])
-        self.order = [*range(len(requests))]  # of the paths, in each step
         self.taken = 0  # steps whose tokens are where `take` has said
         self._alike: list[_AlikePaths] = []
         self._drawn: Sequence[Tensor] = ()
@@ -200,15 +199,17 @@ class Paths:
         kinds: dict[Hashable, list[int]] = {}
         for place, request in enumerate(self.requests):
             kinds.setdefault(request.kind, []).append(place)
-        self.order = [place for places in kinds.values() for place in places]
-        self._alike = [_AlikePaths([self.requests[place] for place in places], self.rows) for places in kinds.values()]
-        self.extend(self.rows if len(kinds) == 1 else self.rows[sent(torch.tensor(self.order), self.rows.device)])
+        self._alike = [_AlikePaths(self.requests, places, self.rows.device) for places in kinds.values()]
+        self.extend(self.rows)
 
     def extend(self, rows: Tensor) -> None:
         """Draws a token after each row of logits (n, V), whose ids on the device are `ids`, int64 (n,)."""
-        parts = zip(self._alike, rows.split([paths.size for paths in self._alike]), strict=True)
-        ids = [paths.extend(part) for paths, part in parts]
-        self.ids = ids[0] if len(ids) == 1 else torch.cat(ids)
+        if len(self._alike) == 1:
+            self.ids = self._alike[0].extend(rows)
+            return
+        self.ids = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        for paths in self._alike:
+            self.ids.index_copy_(0, paths.rows, paths.extend(rows.index_select(0, paths.rows)))
 
     def take(self, ids: Tensor, possible: Tensor) -> None:
         """In place of `begin` and `extend`: what each step draws will be there, as `StandingDraws.draw` has it for one,
@@ -222,25 +223,24 @@ class Paths:
             if not possible.all():
                 raise ValueError(NOT_FINITE)
             return [list(map(_plain_draw, path)) for path in ids.T.astype(np.int64).tolist()]
-        found: list[list[Draw]] = []
+        found: dict[int, list[Draw]] = {}
         for paths in self._alike:
             own, arrays = arrays[: len(paths.tensors)], arrays[len(paths.tensors) :]
-            found += paths.found(own)
-        places = dict(zip(self.order, found, strict=True))
-        return [places[place] for place in range(len(found))]
+            found |= zip(paths.places, paths.found(own), strict=True)
+        return [found[place] for place in range(len(found))]
 
 
 _plain_draw = lru_cache(1 << 14)(Draw)  # of an id alone, of which a draft makes hundreds
 
 
 class _AlikePaths:
-    """Paths of one kind."""
+    """Paths of one kind, those in some places among all."""
 
-    def __init__(self, requests: Sequence[PathRequest], rows: Tensor) -> None:
+    def __init__(self, requests: Sequence[PathRequest], places: Sequence[int], device: torch.device) -> None:
         self.tensors: list[Tensor] = []
-        self.size, self._request = len(requests), requests[0]
-        self._warping = Warping.of([request.options for request in requests], [1] * self.size, rows.device)
-        self._at = None if self._warping.greedy else Moments.of([request.at for request in requests], rows.device)
+        self.places, self.rows, self._request = places, sent(torch.tensor(places), device), requests[places[0]]
+        self._warping = Warping.of([requests[place].options for place in places], [1] * len(places), device)
+        self._at = None if self._warping.greedy else Moments.of([requests[place].at for place in places], device)
 
     @torch.inference_mode()
     def extend(self, logits: Tensor) -> Tensor:

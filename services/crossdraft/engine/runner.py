@@ -408,8 +408,6 @@ class ModelRunner:
             return
         paths.begin()
         yield
-        order, (places, extents) = paths.order, tokens
-        tokens = NextTokens([places[at] for at in order], [extents[at] for at in order])
         if self.graphs is not None:
             yield from self.graphs.following(paths, tokens, forwards)
             return
