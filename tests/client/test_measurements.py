@@ -1,6 +1,8 @@
 """What the driver measures, and what it tells a recorder."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from crossdraft.client.driver import Driver, LaneWatch
 from crossdraft.rpc.links import Traffic
 from crossdraft.session.events import Close, Command, Ready, Replied, Send
+from crossdraft.session.ledger import Ledger
 from crossdraft.types.messages import Advance, Drafted, FetchRow, PassDone, RowFetched, Scored
 from crossdraft.types.rows import Row
 from crossdraft.types.statistics import BOUNDS
@@ -44,13 +47,15 @@ async def test_what_was_measured() -> None:
 
 def measured(role: str, *happened: tuple[object, float], opened: float = 0.0) -> LaneWatch:
     """The stop-watch of a lane after requests and replies with their times."""
-    watch = LaneWatch(role, traffic=Traffic(codec_seconds=0.25), since=opened)
+    session: Any = SimpleNamespace(traffic=Traffic(codec_seconds=0.25), ledger=Ledger())
+    watch = LaneWatch(role)
+    watch.opened(session, opened)
     for what, now in happened:
         if isinstance(what, PassDone | Drafted | RowFetched | Scored):
-            watch.ledger.take(what, now)
+            session.ledger.take(what, now)
             watch.answered(what, now)
         else:
-            watch.ledger.sent(what, now)
+            session.ledger.sent(what, now)
     return watch
 
 
@@ -93,7 +98,7 @@ def test_a_lane_says_where_its_time_went() -> None:
     assert (figures.trips.seconds, figures.trips.queued_seconds) == (1.5, 0.125)
     assert (figures.open_seconds, figures.idle_seconds) == (6.0, 3.0)
     assert (figures.model_seconds, figures.codec_seconds) == (0.5, 0.25)
-    watch.closed = 17.0
+    watch.closed(17.0)
     assert (watch.figures(99.0).open_seconds, watch.figures(99.0).idle_seconds) == (7.0, 3.0)
 
 

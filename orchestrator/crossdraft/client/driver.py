@@ -11,7 +11,6 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from crossdraft.client.roster import Roster, Services
@@ -27,21 +26,31 @@ from crossdraft.types.statistics import BOUNDS, LaneFigures, Times, Trips
 BLAMED = "blamed"  # why a lane was lost: its service sent a wrong reply
 
 
-@dataclass(eq=False)
 class LaneWatch:
-    """The stop-watch of one lane, which its lane sets. Its seconds are of the monotonic clock."""
+    """The stop-watch of one lane."""
 
-    role: str
-    address: str = ""  # where its session is, once that is decided
-    lost: str = ""  # why it was lost first, as in `LaneFigures`
-    traffic: Traffic = field(default_factory=Traffic)  # of its session, once that is open, which keeps its listener
-    ledger: Ledger = field(default_factory=Ledger)  # likewise
-    since: float | None = None  # when it was opened
-    closed: float | None = None
-    _counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
-    _trip_seconds: float = 0.0
-    _queued: float = 0.0
-    _model_seconds: float = 0.0
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.address = ""  # where its session is, once that is decided
+        self.lost = ""  # why it was lost, as in `LaneFigures`
+        self.traffic, self.ledger = Traffic(), Ledger()  # of its session, once that is open, which keeps its listener
+        self.since: float | None = None  # when it was opened
+        self._closed: float | None = None
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._trip_seconds = self._queued = self._model_seconds = 0.0
+
+    def found(self, address: str) -> None:
+        self.address = address
+
+    def failed(self, why: str) -> None:
+        """Only the first reason counts."""
+        self.lost = self.lost or why
+
+    def opened(self, session: LinkSession, now: float) -> None:
+        self.traffic, self.ledger, self.since = session.traffic, session.ledger, now
+
+    def closed(self, now: float) -> None:
+        self._closed = now
 
     def answered(self, reply: events.Reply, now: float) -> None:
         """A reply came. Of a request's first one, time outside the model is wire, codecs and queues: a round trip."""
@@ -56,7 +65,7 @@ class LaneWatch:
 
     def figures(self, now: float) -> LaneFigures:
         trips = Trips(tuple(self._counts), self._trip_seconds, self._queued)
-        end = now if self.closed is None else self.closed
+        end = now if self._closed is None else self._closed
         traffic, seconds = self.traffic, 0.0 if self.since is None else end - self.since
         return LaneFigures(
             role=self.role,
@@ -112,13 +121,12 @@ class ServiceLane:
             may_come = not len(self.roster) and self.roster.replaced is None
             self._report(events.Lost(self._number, error.with_traceback(None), elsewhere=may_come))
             return
-        self.watch.address = address
+        self.watch.found(address)
         self._session = self.roster[address].begin(self._request, self)
 
     def opened(self) -> None:
-        session, watch = self._session, self.watch
-        assert session is not None
-        watch.traffic, watch.ledger, watch.since = session.traffic, session.ledger, time.monotonic()
+        assert self._session is not None
+        self.watch.opened(self._session, time.monotonic())
         self._report(events.Ready(self._number))
 
     def received(self, reply: events.Reply) -> None:
@@ -149,12 +157,12 @@ class ServiceLane:
 
     def _fail(self, why: str) -> None:
         if self.watch.address:
-            self.watch.lost = self.watch.lost or why
+            self.watch.failed(why)
             self.roster.failed(self.watch.address, time.monotonic())
 
     def _end(self) -> None:
         self._session, self.live = None, False
-        self.watch.closed = time.monotonic()
+        self.watch.closed(time.monotonic())
         self.roster.give_back(self.watch.address)
 
 
