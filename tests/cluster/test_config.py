@@ -83,7 +83,7 @@ FAULTS = (  # after the smallest configuration, and what is said
     ("    drafters: [{name: none, model: m}]\n", r"no drafter of model 'small' may be called 'auto' .* or 'none'"),
     (
         "    drafters:\n      - {name: d, model: m, frequencies: f.npz}\n",
-        r"line 6: models\.0\.drafters\.0: vocab_keep, a number of ids, and frequencies",
+        r"line 6: models\.0\.drafters\.0: --vocab-keep N \(vocab_keep\) and the --frequencies",
     ),
     (
         "      tensor_parallel_size: 2\n      port: 7001\n",

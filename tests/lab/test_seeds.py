@@ -116,7 +116,7 @@ def accepted(setup: Setup) -> float:
     """Tokens of the first round that lie within the draft, in expectation."""
 
     def run(chooser: EnumeratingChooser) -> int:
-        kinds = [(one.epoch, one.kind) for one in setup.emitted(chooser)]
+        kinds = [(one.epoch, one.kind) for one in setup.played(chooser).emitted]
         return sum(kind is Kind.ACCEPTED for epoch, kind in kinds if epoch == kinds[0][0])
 
     return sum(count * chance for count, chance in distribution_of(run).items())
