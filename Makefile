@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo compiled test test-full test-vllm check types style figures format docs protos vocabularies models wheel clean
@@ -29,7 +29,7 @@ demo: $(INSTALLED)  ## run a drafter and a target here and generate text with th
 compiled: $(DEV_INSTALLED)  ## import all tests once: else each process that runs them compiles the same modules
 	-@$(BIN)/python -m pytest --collect-only --ignore tests/vllm >/dev/null
 
-test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (4)
+test: $(DEV_INSTALLED)  ## run the tests, in TEST_PROCESSES processes (3)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --ignore tests/vllm
 
 test-full: $(DEV_INSTALLED)  ## run all tests, those that take long too (about half an hour)
