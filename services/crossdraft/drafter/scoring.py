@@ -8,7 +8,7 @@ sequences grows exponentially with the tokens that x needs; leaving any out woul
 
 import asyncio
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Distribution
 from crossdraft.engine.served_model import RunningModel
-from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters
+from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
 from crossdraft.text.vocabulary import Trie, Vocabulary
 from crossdraft.types.rows import Ids, Probabilities
 from crossdraft.types.trees import ROOT, Path, TokenTree
@@ -83,7 +83,9 @@ class PrefixSums:
         self._index = index
         self._asked = strings
         self._strings = sorted(set(strings))
-        self._inner = sorted({string[:end] for string in strings for end in range(1, len(string))})  # nodes' letters
+        # The nodes of what a string has in common with the one before it were made there. A whole string has no node.
+        pairs = zip(self._strings, self._strings[1:], strict=False)
+        self._common = [0, *(min(common_length(string, after), len(string) - 1) for string, after in pairs)]
         self._totals = np.zeros(len(self._strings))
 
     @property
@@ -96,25 +98,33 @@ class PrefixSums:
     def add(self, node: Node, distribution: SortedDistribution, last: bool) -> list[Node]:
         """Adds the tokens that complete a string after a node; returns the nodes after it, none if it was the last."""
         start, longest = len(node.letters), self._index.vocabulary.longest
-        due = [place for place in _beyond(self._strings, node.letters) if len(self._strings[place]) - start <= longest]
+        due = [place for place in self._beyond(node.letters) if len(self._strings[place]) - start <= longest]
         if due:
             spans = [self._index.span(Letters(self._strings[place][start:])) for place in due]
             self._totals[due] += node.probability * distribution.within(spans)
         return [] if last else list(self._children(node, distribution))
 
     def _children(self, node: Node, distribution: SortedDistribution) -> Iterator[Node]:
-        start = len(node.letters)
-        for letters in (self._inner[place] for place in _beyond(self._inner, node.letters)):
-            for token in self._index.vocabulary.ids_of(Letters(letters[start:])):
-                weight = distribution.weight(int(self._index.places[token]))
-                if weight > 0:
-                    yield Node((*node.path, token), Letters(letters), node.probability * weight)
+        start, longest = len(node.letters), self._index.vocabulary.longest
+        known = start
+        for place in self._beyond(node.letters):
+            string = self._strings[place]
+            for end in range(max(known, start) + 1, min(len(string) - 1, start + longest) + 1):
+                yield from self._nodes(node, Letters(string[:end]), distribution)
+            known = self._common[place + 1] if place + 1 < len(self._common) else 0
 
+    def _nodes(self, node: Node, letters: Letters, distribution: SortedDistribution) -> Iterator[Node]:
+        for token in self._index.vocabulary.ids_of(Letters(letters[len(node.letters) :])):
+            weight = distribution.weight(int(self._index.places[token]))
+            if weight > 0:
+                yield Node((*node.path, token), letters, node.probability * weight)
 
-def _beyond(ordered: Sequence[str], letters: Letters) -> range:
-    """Places of the strings that begin with these letters and are longer."""
-    first = bisect_right(ordered, letters)
-    return range(first, bisect_left(ordered, letters + AFTER_ALL, first))
+    def _beyond(self, letters: Letters) -> range:
+        """Places of the strings that begin with these letters and are longer."""
+        first = bisect_left(self._strings, letters)
+        if first < len(self._strings) and self._strings[first] == letters:
+            first += 1
+        return range(first, bisect_left(self._strings, letters + AFTER_ALL, first))
 
 
 class PathTree:
@@ -122,29 +132,37 @@ class PathTree:
 
     def __init__(self, room: int) -> None:
         self._room = min(room, TREE_NODES)  # nodes
-        self._nodes: dict[Path, int] = {}  # in their order
+        self._clear()
 
     @property
     def tree(self) -> TokenTree:
-        parents = tuple(self._nodes.get(path[:-1], ROOT) for path in self._nodes)
-        return TokenTree(tuple(path[-1] for path in self._nodes), parents)
+        return TokenTree(tuple(self._tokens), tuple(self._parents))
 
     def row(self, path: Path) -> int:
-        return self._nodes.get(path, ROOT) + 1
+        return self._nodes[path] + 1
 
     def groups(self, paths: Sequence[Path]) -> Iterator[list[Path]]:
         """Adds paths; yields those that are in the tree together. One path alone is always added."""
         group: list[Path] = []
         for path in paths:
-            if self._nodes and len(self._nodes) + len(self._missing(path)) > self._room:
+            missing = self._missing(path)
+            if self._tokens and len(self._tokens) + len(missing) > self._room:
                 if group:
                     yield group
                 group = []
-                self._nodes.clear()
-            for part in self._missing(path):
-                self._nodes[part] = len(self._nodes)
+                self._clear()
+                missing = self._missing(path)
+            for part in missing:
+                self._nodes[part] = len(self._tokens)
+                self._parents.append(self._nodes[part[:-1]])
+                self._tokens.append(part[-1])
             group.append(path)
         yield group
+
+    def _clear(self) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._nodes: dict[Path, int] = {(): ROOT}
 
     def _missing(self, path: Path) -> list[Path]:
         return [part for length in range(1, len(path) + 1) if (part := path[:length]) not in self._nodes]
