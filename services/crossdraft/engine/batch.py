@@ -5,9 +5,8 @@ what the numbers of each token say, nothing but these differs between two forwar
 captured as a CUDA graph.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, chain, groupby
 from typing import NamedTuple
 
@@ -73,13 +72,11 @@ def batch_of(
         if gathers:
             slots_of.append(np.concatenate([np.arange(used) + inputs.extents[0].start for inputs in members]))
             keys = Strided(sum(map(len, slots_of[:-1])), used)
-        found = [*_groups_of(members, begin, keys, own, dtype, device)]
+        _add_groups(groups, members, begin, keys, own, dtype, device)
         others = [window for window in windows if window not in own]
         for run in _runs(members, heads, -1) if others else ():
-            found += _groups_of(run, begin, _strided(run, -1), others, dtype, device, -1)
+            _add_groups(groups, run, begin, _strided(run, -1), others, dtype, device, -1)
             begin += sum(inputs.count for inputs in run)
-        for window, group in found:
-            groups[window].append(group)
     layouts = tuple(tuple(groups[window]) for window in windows)
     return _sent_batch(ordered, layouts, np.concatenate(slots_of) if gathers else None, device)
 
@@ -88,22 +85,27 @@ def _sent_batch(
     ordered: Sequence[InputTokens], layouts: tuple[Layout, ...], gathered: Numbers | None, device: torch.device
 ) -> Batch:
     """The numbers of slices in the order of their tokens, on the device."""
-    ends = [*accumulate(inputs.count for inputs in ordered)]
-    kept = _flat([inputs.wanted for inputs in ordered], [0, *ends[:-1]])
+    tokens = _flat([inputs.tokens for inputs in ordered])
+    positions = _flat([inputs.positions for inputs in ordered])
+    kept = _flat([inputs.wanted for inputs in ordered], [0, *accumulate(inputs.count for inputs in ordered[:-1])])
     mappings = [_mapping(ordered, pool) for pool in range(len(ordered[0].extents))]
+    parts = (
+        tokens,
+        positions,
+        kept[:0] if len(kept) == len(tokens) else kept,
+        *(mapping for mapping in mappings if not isinstance(mapping, slice)),
+    )
+    numbers = sent(torch.from_numpy(np.concatenate(parts)), device)  # one transfer of all
+    ids, places, rows, *mapped = numbers.split([len(part) for part in parts])
     return Batch(
-        _there(_flat([inputs.tokens for inputs in ordered]), device),
-        _there(_flat([inputs.positions for inputs in ordered]), device),
-        tuple(mapping if isinstance(mapping, slice) else _there(mapping, device) for mapping in mappings),
-        None if len(kept) == ends[-1] else _there(kept, device),
+        ids,
+        places,
+        tuple(mapping if isinstance(mapping, slice) else mapped.pop(0) for mapping in mappings),
+        None if len(kept) == len(tokens) else rows,
         layouts,
         tuple(ordered),
-        None if gathered is None else _there(gathered, device),
+        None if gathered is None else sent(torch.from_numpy(gathered), device),
     )
-
-
-def _there(numbers: Numbers, device: torch.device) -> Tensor:
-    return sent(torch.from_numpy(numbers), device)
 
 
 def _mapping(slices: Sequence[InputTokens], pool: int) -> slice | Numbers:
@@ -164,7 +166,8 @@ def _strided(members: Sequence[InputTokens], pool: int) -> Strided:
     return Strided(first, members[1].extents[pool].start - first if len(members) > 1 else 0)
 
 
-def _groups_of(
+def _add_groups(
+    groups: Mapping[Window | None, list[Group]],
     members: Sequence[InputTokens],
     begin: int,
     keys: Strided,
@@ -172,21 +175,24 @@ def _groups_of(
     dtype: torch.dtype,
     device: torch.device,
     pool: int = 0,
-) -> Iterator[tuple[Window | None, Group]]:
-    """The group as each window has it: from the first slot on that any of its tokens sees."""
+) -> None:
+    """Adds the group as each window has it: from the first slot on that any of its tokens sees."""
     counts = [inputs.count for inputs in members]
     end, width, used = begin + sum(counts), max(counts), max(inputs.used(pool) for inputs in members)
     real = np.arange(width) < np.array(counts)[:, None]  # (sessions, width): the rows that are tokens
     rows = cells = None
     if not real.all():
-        cells = _there(np.flatnonzero(real), device)
+        cells = sent(torch.from_numpy(np.flatnonzero(real)), device)
         numbers = np.full(real.shape, begin)
         numbers[real] = np.arange(begin, end)
-        rows = _there(numbers.ravel(), device)
+        rows = sent(torch.from_numpy(numbers.ravel()), device)
     longest = max(max(inputs.positions) for inputs in members)
-
-    @cache
-    def seen_by(window: Window | None) -> Group:
+    made: dict[Window | None, Group] = {}
+    for full in windows:
+        window = full if full is not None and full.first(longest) > 0 else None
+        if window in made:
+            groups[full].append(made[window])
+            continue
         seen = visible(members, width, used, window, pool)
         skip = 0 if window is None else int(seen[real].any(0).argmax())
         seen = seen[:, :, skip:]
@@ -194,10 +200,8 @@ def _groups_of(
         if not seen.all():
             mask = sent(torch.from_numpy(np.where(seen[:, None], ZERO, -INFINITY)).to(dtype), device)
         view = Strided(keys.start + skip, keys.step)
-        return Group(begin, end, len(members), width, used - skip, view, mask, rows, cells)
-
-    for window in windows:  # one that all of the text is in is none
-        yield window, seen_by(window if window is not None and window.first(longest) > 0 else None)
+        made[window] = Group(begin, end, len(members), width, used - skip, view, mask, rows, cells)
+        groups[full].append(made[window])
 
 
 def visible(
