@@ -157,11 +157,11 @@ def test_orchestrators_are_on_as_many_nodes_as_have_room() -> None:
 
 
 def test_a_front_is_on_every_node_that_has_room_left() -> None:
-    front = Need("http front", 1, {"CPU": 0.1}, everywhere=True)
+    front = next(process for process in processes_of(parse(TEXT)) if process.what == "http front")
     assert sorted(placed([front], THREE).places["http front"]) == ["a", "b", "head"]
     beside = placed([front, Need("t", 2, {"CPU": 2})], THREE)
     assert (beside.faults, len(beside.places["http front"]), beside.most("http front")) == ((), 1, 1)
-    alone = replace(front, everywhere=False, count=2)
+    alone = replace(front, everywhere=False, replicas=Scale(min=2, max=2))
     assert len(placed([alone], THREE).places["http front"]) == 2
 
 

@@ -1,5 +1,6 @@
 """Scores: against the enumeration of all tokenizings and of all drafts, against real drafts, and beside drafting."""
 
+import tracemalloc
 from itertools import product
 
 import numpy as np
@@ -184,3 +185,13 @@ async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterCli
                 np.testing.assert_allclose(one.row.probabilities, other.row.probabilities, atol=2e-6)
             offset = step.offset + len(step.letters)
             await scoring_too.score(Score(step.epoch, offset, strings_up_to(3), 4))
+
+
+def test_a_long_string_takes_little_more_memory_than_its_letters() -> None:
+    index = VocabularyIndex(toy_vocabulary(("a", "b")))
+    tracemalloc.start()
+    try:
+        PrefixSums([Letters("a" * 65_536)], index)
+        assert tracemalloc.get_traced_memory()[1] < 2**24  # bytes; all its beginnings would be 2**32
+    finally:
+        tracemalloc.stop()

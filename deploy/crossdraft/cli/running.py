@@ -214,8 +214,8 @@ def open_standard_files() -> None:
 
 
 def unwritten(error: OSError) -> int:
-    """The exit status where the disk is full, or a reader has left; other errors are raised again."""
-    if error.errno not in (EPIPE, ENOSPC, EDQUOT, EFBIG, EIO):
+    """The exit status where stdout's disk is full, or its reader has left; other errors are raised again."""
+    if error.filename is not None or error.errno not in (EPIPE, ENOSPC, EDQUOT, EFBIG, EIO):
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still has to write when it ends
     if error.errno != EPIPE:

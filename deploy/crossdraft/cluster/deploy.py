@@ -106,7 +106,8 @@ def alone() -> Iterator[None]:
 def _checked(configuration: Configuration, waiting: Waiting) -> tuple[Processes, Processes]:
     """What is to be served, once nodes have all that it lacks; and what Serve runs now. Raises NotServedError."""
     waiting.say(ASKING)
-    plan = capacity.await_nodes(processes_of(configuration)[1:], waiting)  # all but the directory
+    sought = [process for process in processes_of(configuration) if process.role is not Role.DIRECTORY]
+    plan = capacity.await_nodes(sought, waiting)
     wanted, before, found = replicas_of(configuration, plan), deployed_before(), application_status()
     states = {} if found is None else {name: deployment.status.value for name, deployment in found.deployments.items()}
     versions = versions_of([process for process in before if states.get(process.deployment) == HEALTHY])

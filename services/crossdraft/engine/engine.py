@@ -133,7 +133,7 @@ class Engine:
             use_experts_on_device(model)
         self._check_agreement(expected)
         self.hidden_size = 0 if self.runner.read is None else self.runner.read.shape[-1]
-        usual = self.device.type == "cuda" and self._ranks == 1 and graph_sizes != ()
+        usual = self.device.type == "cuda" and self._ranks == 1 and (graph_sizes is None or len(graph_sizes) > 0)
         if compiled or (compiled is None and usual):
             compile_layers(model, self.forward, self.close)
         if not layers.gathers and (graphs or (graphs is None and self.device.type == "cuda")):

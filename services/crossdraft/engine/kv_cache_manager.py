@@ -60,7 +60,7 @@ class SlotAllocator:
         self.free_slots -= size
         while gap > size:  # the rest is free in halves
             gap //= 2
-            self._starts.setdefault(gap, set()).add(start & -gap ^ gap)
+            self._starts.setdefault(gap, set()).add((start & -gap) ^ gap)
         return Extent(start, size)
 
     def free(self, extent: Extent) -> None:

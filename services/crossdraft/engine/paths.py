@@ -6,7 +6,7 @@ What reads its options in tensors that stay can be captured as CUDA graphs, as t
 
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -238,9 +238,14 @@ class _AlikePaths:
 
     def __init__(self, requests: Sequence[PathRequest], places: Sequence[int], device: torch.device) -> None:
         self.tensors: list[Tensor] = []
-        self.places, self.rows, self._request = places, sent(torch.tensor(places), device), requests[places[0]]
+        self.places, self._request, self._device = places, requests[places[0]], device
         self._warping = Warping.of([requests[place].options for place in places], [1] * len(places), device)
         self._at = None if self._warping.greedy else Moments.of([requests[place].at for place in places], device)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Their rows among all, which are read where there are several kinds, (n,)."""
+        return sent(torch.tensor(self.places), self._device)
 
     @torch.inference_mode()
     def extend(self, logits: Tensor) -> Tensor:

@@ -195,19 +195,19 @@ class SequentialEngine(Engine):
         if part:
             plan = [(start, context[: len(start) + min(text, request.tokens)])]
         rows = {ids[size:]: state.logits for ids, state in states.items() if ids[:size] == context}
+        last = {begin: place for place, (begin, _) in enumerate(plan)}
         for place, (wanted_start, end) in enumerate(plan):
-            later = {begin for begin, _ in plan[place + 1 :]}
             start = max((ids for ids in ((), *states) if ids == wanted_start[: len(ids)]), key=len)
             first = max(len(start), min(size, len(end)) - 1)  # the first token whose logits are kept
             # A saved cache is changed where neither a refused draft goes back to it, nor a fork, nor a changed text.
             near = any(0 < len(start) - len(ids) < MARGIN and start[: len(ids)] == ids for ids in states)
-            again = len(start) <= size < len(end) or start in later
+            again = len(start) <= size < len(end) or last.get(start, 0) > place
             cache = states.pop(start).cache if near and not again else states[start].copied()[0] if start else None
             cache, logits = self._computed(cache, end[len(start) :], len(end) - first)
             states[end] = State(cache, logits[-1].clone())
             rows |= {end[size:stop]: row for stop, row in enumerate(logits, first + 1)}
             kept = _useful(states, context)
-            forks = [ids for ids in states if ids in later and ids not in kept]
+            forks = [ids for ids in states if last.get(ids, 0) > place and ids not in kept]
             for ids in states.keys() - {*kept, *forks[len(kept) - STATES :]}:  # of many the latest forks stay
                 del states[ids]
         if part:

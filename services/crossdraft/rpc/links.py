@@ -179,10 +179,11 @@ class Outbox(Generic[Waiting]):
         room = self._shared // 4
         if self._count <= frames.MAX_MESSAGES and self._weight < room:  # nearly always
             return [(session, message) for session, waiting in self._waiting.items() for message, _ in waiting]
-        every = [(session, *one) for session, waiting in self._waiting.items() for one in waiting]
-        before = accumulate((weight for *_, weight in every), initial=0)
-        fitting = takewhile(lambda pair: pair[1] < room, zip(every, before, strict=False))
-        return [(session, message) for (session, message, _), _ in islice(fitting, frames.MAX_MESSAGES)]
+        every = ((session, *one) for session, waiting in self._waiting.items() for one in waiting)
+        first = [*islice(every, frames.MAX_MESSAGES)]
+        before = accumulate((weight for *_, weight in first), initial=0)
+        fitting = takewhile(lambda pair: pair[1] < room, zip(first, before, strict=False))
+        return [(session, message) for (session, message, _), _ in fitting]
 
     def _remove(self, left: list[tuple[int, Waiting]]) -> None:
         """What remains of their sessions is behind the others."""
