@@ -98,7 +98,7 @@ def test_ids_that_a_larger_vocabulary_adds_are_never_drawn() -> None:
 
 
 @pytest.mark.parametrize(("model", "side"), [("target", Side.TARGET), ("drafter-b", Side.DRAFTER)])
-@pytest.mark.parametrize("size", [pytest.param(128_256, marks=pytest.mark.full), 151_936])  # the ids of the first, too
+@pytest.mark.parametrize("size", [128_256, 151_936])
 def test_ids_that_a_larger_vocabulary_adds_have_texts_of_their_own(model: str, side: Side, size: int) -> None:
     about = load_tokenizer_json(source_of(f"bundled:{model}"))
     own, larger = about.tokenizer_json, Larger(6, 256, None, size).spelled(about.tokenizer_json)

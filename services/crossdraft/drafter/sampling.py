@@ -1,10 +1,9 @@
 """What a session's draft tokens are: the drafter's own tokens, or the target's through an affinity matrix (`rdk`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -15,11 +14,13 @@ from crossdraft.engine.model_thread import Job
 from crossdraft.engine.paths import draw_path
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
+    Clocks,
     Distribution,
     DistributionRequest,
     Draw,
     DrawRequest,
     Draws,
+    Moment,
     SamplerSteps,
     TopRequest,
     TopRow,
@@ -28,11 +29,12 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
 from crossdraft.text.grammar import Bits, GrammarError, GrammarMatcher
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import OpenDrafter
+from crossdraft.types.messages import OpenDrafter, SamplingOptions
 from crossdraft.types.rows import Ids, Probabilities, Whose
 from crossdraft.verification.noise import KeyedNoise
 
-R = TypeVar("R")
+# What requests about draws have in common: the arguments of `DrawRequest`.
+Asked = tuple[Logits, SamplingOptions, Clocks, Sequence[Moment], bool, int, Columns | None]
 
 
 class DrawSource(ABC):
@@ -110,7 +112,7 @@ class DrawSource(ABC):
         beside: int = 0,
     ) -> SamplerSteps[Sequence[TopRow]]:
         """After each row of logits (n, V) the ids that the target is likeliest to go on with, as `TopRequest`."""
-        rows: Sequence[TopRow] = yield self._asked(TopRequest, logits, draws, offsets, count, forward, beside)
+        rows: Sequence[TopRow] = yield TopRequest(*self._asked(logits, draws, offsets, count), forward, beside)
         return rows
 
     def path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Draw], float]]:
@@ -122,12 +124,9 @@ class DrawSource(ABC):
     def append(self, context: Context, token: int) -> None:
         """The text goes on with a token that was drawn."""
 
-    def _asked(
-        self, kind: Callable[..., R], logits: Logits, draws: Draws, offsets: Sequence[int], count: int, *more: object
-    ) -> R:
-        """A request about draws."""
+    def _asked(self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int) -> Asked:
         at, keyed = [draws.at(offset) for offset in offsets], draws.key is not None
-        return kind(logits, self._opening.options, self._running.clocks, at, keyed, count, self._columns, *more)
+        return logits, self._opening.options, self._running.clocks, at, keyed, count, self._columns
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
         found = yield DistributionRequest(logits, self._opening.options, row_width, self._columns)
@@ -147,7 +146,7 @@ class OwnTokens(DrawSource):
         return self._own_distributions(logits, self._opening.row_width)
 
     def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        found = yield self._asked(DrawRequest, logits, draws, offsets, besides, self._opening.row_width)
+        found = yield DrawRequest(*self._asked(logits, draws, offsets, besides), self._opening.row_width)
         return list(found)
 
     def append(self, context: Context, token: int) -> None:

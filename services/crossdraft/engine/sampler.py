@@ -359,13 +359,15 @@ def drawn_from(
 
     `columns` are as in `Clocks`, and `at` is None where all are greedy.
     """
-    weights, places = cut_distributions(scores, warping, row_width) if row_width else weights_of(scores, warping)
-    first = None if at is None else clocks.draw(weights, at, columns, places)
-    drawn = places if first is None else first if places is None else places.gather(-1, first)
-    assert drawn is not None  # what is greedy has places
-    if row_width and places is not None:
-        return drawn, [weights, places]
-    return drawn, [(weights if first is None else weights.gather(-1, first)) > 0]
+    if row_width:
+        weights, cut = cut_distributions(scores, warping, row_width)
+        return cut if at is None else cut.gather(-1, clocks.draw(weights, at, columns, cut)), [weights, cut]
+    weights, places = weights_of(scores, warping)
+    if at is None:
+        assert places is not None  # the best of each
+        return places, [weights > 0]
+    first = clocks.draw(weights, at, columns, places)
+    return first if places is None else places.gather(-1, first), [weights.gather(-1, first) > 0]
 
 
 @quick_dataclass(frozen=True, eq=False)

@@ -429,9 +429,12 @@ def _stopped(item: Shown, output: PartialOutput, body: GenerationBody) -> str | 
     if not isinstance(item, OutputEnded) or item.reason is not Reason.STOP or not output.tokens:
         return None
     last, raw = output.tokens[-1], b"".join([token.raw for token in output.tokens])
-    begins = [raw.find(stop.encode(), max(0, len(raw) - len(last.raw) - len(stop.encode()) + 1)) for stop in body.stops]
-    found = min(((begin, stop) for begin, stop in zip(begins, body.stops, strict=True) if begin >= 0), default=None)
-    return found[1] if found is not None else last.id if last.id in body.stop_token_ids else None
+    before = len(raw) - len(last.raw)  # bytes; a stop string ends in the last token
+    begins = {stop: raw.find(stop.encode(), max(0, before - len(stop.encode()) + 1)) for stop in body.stops}
+    found = [stop for stop, begin in begins.items() if begin >= 0]
+    if found:
+        return min(found, key=lambda stop: (begins[stop], stop))
+    return last.id if last.id in body.stop_token_ids else None
 
 
 def shown(token: int, raw: bytes, names: Names = ()) -> str:
