@@ -111,7 +111,7 @@ class ArmSelection:
         found = {}
         for arm, guess in guesses.items():
             speed, record = guess.tokens / max(guess.seconds, 1e-9), self.records.get(arm, Record())
-            found[arm] = speed * record.mean(lent) if arm.drafts else record.mean(speed)
+            found[arm] = speed * record.mean(lent) if arm.drafts else record.mean(max(speed, record.ratio))
         return found
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
