@@ -24,6 +24,7 @@ from crossdraft.speculation.choice import (
     arms_for,
 )
 from crossdraft.speculation.controller import MANY, SILENT, Arms, OutputController, TargetController
+from crossdraft.speculation.estimates import Times
 from crossdraft.speculation.selection import Record
 from tests.speculation.simulator import (
     CHAINS,
@@ -459,3 +460,18 @@ def test_tokens_of_outputs_that_decide_for_themselves_are_not_taken_for_others()
             output.observe(Judged(0, False, 1, 1), 0.01 * turn)
             output.observe(PassSeen(0.01, sessions=3, fed=3), 0.01 * turn)
     assert shared.selection.speeds(shared.guesses(outputs, (PLAIN,)))[PLAIN] == pytest.approx(100, rel=0.1)
+
+
+@pytest.mark.parametrize("prompts", [True, False])
+def test_rounds_most_of_which_went_into_prompts_say_nothing_of_no_drafter(prompts: bool) -> None:
+    """Each pass takes ten times as long, all but a tenth of which is a prompt's, by what passes take."""
+    shared, (output,) = begun()
+    fed = 100 if prompts else 1
+    shared.costs.target = Times()
+    for size, seconds in 3 * ((1, 0.01), (100, 0.1)):
+        shared.costs.target.add(seconds, size)
+    for turn in range(12):
+        output.choose(0.0)
+        output.observe(Judged(0, False, 1, 1), 0.1 * turn)
+        output.observe(PassSeen(0.1 + 1e-6 * turn, fed=fed), 0.1 * turn)
+    assert (shared.selection.seen(PLAIN) == 0) == prompts

@@ -140,10 +140,10 @@ class TargetController:
             guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
             tokens = over.tokens / over.number
             seconds = max(0.0, now - over.began - over.reading)
-            if over.reading < seconds:  # else the rest is not told from noise
-                self._compare(tokens, min(seconds, STALL * guesses[arm].seconds))
-                selection.add(seconds, tokens, over.pure, guesses, over.number)
-            if not arm.drafts and over.pure:
+            pure = over.pure and over.reading < seconds  # where most of it went into prompts the rest is noise
+            self._compare(tokens, min(seconds, STALL * guesses[arm].seconds))
+            selection.add(seconds, tokens, pure, guesses, over.number)
+            if not arm.drafts and pure:
                 for fares in {one.fares for one in over.sharing}:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
             self.speed = selection.speeds(guesses)[selection.current]
