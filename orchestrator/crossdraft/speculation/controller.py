@@ -74,7 +74,8 @@ class TargetController:
         self._others = Times()  # outputs of other orchestrators in a pass, in place of seconds
         self._fares: dict[Kind, Fares] = {}
         self._recent = Share(memory=RECENT)
-        self._pass = (0, 0, 0.0)  # sessions, tokens and seconds of the latest pass
+        self._pass = (0, 0)  # sessions and tokens of the latest pass
+        self._told: set[OutputController] = set()  # of it
         self._round = RunningRound()
 
     def output(self, kind: Kind, arms: Arms, targets: int = 1) -> "OutputController":
@@ -97,16 +98,18 @@ class TargetController:
 
     def ended(self, output: "OutputController") -> None:
         self.outputs.pop(output, None)
+        self._told.discard(output)
         if not self.outputs:
             self._round = RunningRound()  # the time until the next one is nobody's
 
-    def passed(self, seen: PassSeen, shares: bool, now: float) -> None:
-        """A pass of any output returned, or some tokens of a run; when all had one a round is over."""
-        if (seen.sessions, seen.fed, seen.seconds) != self._pass:  # else another output in it has told of it
-            self._pass = seen.sessions, seen.fed, seen.seconds
+    def passed(self, output: "OutputController", seen: PassSeen, now: float) -> None:
+        """A pass of an output returned, or some tokens of a run; when all had one a round is over."""
+        if (seen.sessions, seen.fed) != self._pass or output in self._told:  # else another one has told of this pass
+            self._pass, self._told = (seen.sessions, seen.fed), set()
             self._learn(seen)
+        self._told.add(output)
         running = self._round
-        running.passes += seen.forwards * shares
+        running.passes += seen.forwards * output.shares
         over = running.tokens and running.passes >= max(1, len(running.sharing))
         if running.began is None or (now > running.began and over):
             self._end_round(now)
@@ -242,7 +245,7 @@ class OutputController(Controller):
     def observe(self, seen: Observation, now: float) -> None:
         match seen:
             case PassSeen():
-                self.target.passed(seen, self.shares, now)
+                self.target.passed(self, seen, now)
             case DraftSeen():
                 self._answered(seen)
             case Judged():
