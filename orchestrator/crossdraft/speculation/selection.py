@@ -100,19 +100,22 @@ class ArmSelection:
         """Windows of an arm that count."""
         return self.records[arm].windows if arm in self.records else 0.0
 
-    def speeds(self, guesses: Guesses) -> dict[Choice, float]:
+    def speed(self, arm: Choice, guess: Round) -> float:
         """Tokens a second of each output, as far as they were measured.
 
         Where drafting disappoints, as where services share few processors, arms that were not seen are expected to. No
         drafter is as fast as it was when it was measured, whatever passes take that share a processor with drafts.
         """
-        drafting = [one for arm, one in self.records.items() if arm.drafts]
+        speed, record = guess.tokens / max(guess.seconds, 1e-9), self.records.get(arm, Record())
+        if not arm.drafts:
+            return record.mean(max(speed, record.ratio))
+        drafting = [one for other, one in self.records.items() if other.drafts]
         lent = (1 + sum(one.ratio * one.windows for one in drafting)) / (1 + sum(one.windows for one in drafting))
-        found = {}
-        for arm, guess in guesses.items():
-            speed, record = guess.tokens / max(guess.seconds, 1e-9), self.records.get(arm, Record())
-            found[arm] = speed * record.mean(lent) if arm.drafts else record.mean(max(speed, record.ratio))
-        return found
+        return speed * record.mean(lent)
+
+    def speeds(self, guesses: Guesses) -> dict[Choice, float]:
+        """Of all arms."""
+        return {arm: self.speed(arm, guess) for arm, guess in guesses.items()}
 
     def hope(self, speeds: Mapping[Choice, float]) -> dict[Choice, float]:
         """What the speeds may be: up to twice what is thought of rounds, or of overlapped arms, while none was seen, as
@@ -128,10 +131,10 @@ class ArmSelection:
             pure: all outputs used `current`, and had begun to before the round.
         """
         self._doubt(guesses)
-        arm, guess, speeds = self.current, guesses[self.current], self.speeds(guesses)
+        arm, guess = self.current, guesses[self.current]
         if arm.drafts and self.budget.excused(seconds > STALL * guess.seconds):
             return
-        self._charge(seconds, tokens, speeds)
+        self._charge(seconds, tokens, guesses)
         lost = self._lost
         if pure and self._new and arm.drafts and not lost:
             self._new = False
@@ -150,15 +153,16 @@ class ArmSelection:
         if record is not None and guess is not None and guess.tokens > (1 + HOPE) * record.ratio * guess.seconds:
             record.keep(min(1.0, GUESS / 4 / record.windows))
 
-    def _charge(self, seconds: float, tokens: float, speeds: Mapping[Choice, float]) -> None:
+    def _charge(self, seconds: float, tokens: float, guesses: Guesses) -> None:
         """Take what a round has lost from the budget."""
-        arm, budget, plain = self.current, self.budget, speeds.get(self.plain, 0.0)
+        arm, budget = self.current, self.budget
+        plain = self.speed(self.plain, guesses[self.plain]) if self.plain in guesses else 0.0
         # Drafts that were asked for may go on without a drafter in use: until it is as fast as before that costs, too.
         slow = self._trails and budget.pays and tokens < (1 - HOPE) * seconds * plain
         self._trails = arm.drafts or slow
         budget.add(EARNED * tokens)
         if self.trial is not None:
-            budget.add(tokens - seconds * max(plain, speeds[self.usual]))
+            budget.add(tokens - seconds * max(plain, self.speed(self.usual, guesses[self.usual])))
         elif self._trails:
             budget.compare(tokens - seconds * plain)
             if arm.drafts and not budget.spare and self.seen(arm) > 1:  # what it brought before says little now
@@ -204,18 +208,20 @@ class ArmSelection:
 
     def _decide(self, guesses: Guesses) -> None:
         """Which arm is usual from now on, of the one that was used and no drafter, and whether another one is tried."""
-        speeds, used = self.speeds(guesses), self.current
+        used, plain = self.current, self.plain if self.plain in guesses else self.usual
         self.end_trial()
-        plain = self.plain if self.plain in speeds else self.usual
+        speeds = self.speeds({arm: guesses[arm] for arm in (used, plain, self.usual)})
         for arm, margin in ((used, MARGIN), (plain, 1.0)):
             if speeds[arm] > margin * speeds[self.usual] and self.seen(arm):
                 self.usual = arm
         if not self.budget.pays:
             self.usual = plain
-        hope, known = self.hope(speeds), self.seen(plain) or plain.drafts
-        tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
+        known = self.seen(plain) or plain.drafts
         if self.usual.drafts and not known:
             self._try(plain)  # drafting began as at another load, and was charged by a guess
-        elif known and self._allowance > 1 and hope[tried] > MARGIN * speeds[self.usual]:
-            self._try(tried)
+        elif known and self._allowance > 1:
+            hope = self.hope(self.speeds(guesses))
+            tried = max((arm for arm in guesses if arm != self.usual), key=lambda arm: hope[arm], default=self.usual)
+            if hope[tried] > MARGIN * speeds[self.usual]:
+                self._try(tried)
         self._new = self.current != used
