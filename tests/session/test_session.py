@@ -269,16 +269,18 @@ def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -
 
 
 def test_a_drafter_is_opened_once_the_controller_wants_one() -> None:
-    session, _, first = sessions.begun(Choice(2, 2, overlap=False), unwanted=2, max_tokens=90)
+    """Which is asked again as soon as it says."""
+    choices = replace(PLAIN, run=8), Choice(2, 2, overlap=False)
+    session, _, first = sessions.begun(*choices, unwanted=3, max_tokens=90)
     assert [type(one.request) for one in first if isinstance(one, events.Open)] == [messages.OpenTarget]
-    assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0)).run == LONG_RUN
-    out = session.handle(sessions.told(*[1] * 16), 1.0)
-    assert sessions.requests(out) == [messages.RunTo(1, 64)]
+    assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0)).run == 8
+    out = session.handle(sessions.told(*[1] * 4), 1.0)
+    assert sessions.requests(out) == [messages.RunTo(1, 8 + LONG_RUN)]
     (opening,) = [one for one in out if isinstance(one, events.Open)]
     assert isinstance(opening.request, messages.OpenDrafter)
-    assert sessions.requests(session.handle(sessions.told(1, first=16), 2.0)) == []  # it is opened once
+    assert sessions.requests(session.handle(sessions.told(1, first=4), 2.0)) == []  # it is opened once
     assert sessions.requests(session.handle(events.Ready(opening.lane), 3.0)) == [messages.RunTo(1, 0)]
-    (following,) = sessions.requests(session.handle(sessions.told(1, first=17, more=False), 4.0))
+    (following,) = sessions.requests(session.handle(sessions.told(1, first=5, more=False), 4.0))
     assert isinstance(following, messages.Draft)
 
 

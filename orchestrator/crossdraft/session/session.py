@@ -25,7 +25,7 @@ from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
 
 NOT_YET = replace(PLAIN, reason="the drafter has not opened yet")
-NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
+NOT_WANTED = "plain decoding: no draft token raises the speed"
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
 LATE = "no draft token came in time"
 MAX_DECISIONS = 10_000  # that are kept for an explanation
@@ -256,9 +256,10 @@ class Session:
         """How the next epoch is run, unless that has been decided already."""
         chosen, self._next = self._next, None
         if not self.drafter.ready:
-            if self.drafter.unopened:
-                return NOT_WANTED
-            return NOT_YET if self.drafter.hoped_for else replace(PLAIN, reason=self.drafter.fault)
+            if self.drafter.unopened and not self._given.controller.wants_drafter(self._now):
+                return replace(PLAIN, run=self._given.controller.choose(self._now).run, reason=NOT_WANTED)
+            wanted = self.drafter.unopened or self.drafter.hoped_for
+            return NOT_YET if wanted else replace(PLAIN, reason=self.drafter.fault)
         if self.output.left <= 1:
             return LAST_TOKEN
         return chosen or self._given.controller.choose(self._now)
