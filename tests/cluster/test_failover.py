@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from crossdraft.client import GenerationRequest, Reason, RequestError, SamplingOptions
 from crossdraft.cluster import failover
-from crossdraft.rpc.errors import Full, Replaced, TimedOut, Unreachable
+from crossdraft.rpc.errors import Full, Overloaded, Replaced, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
-from crossdraft.serving.backend import OutputRequest, OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.backend import OutputRequest, UnknownDrafterError, UnknownModelError
 from crossdraft.types.output import PromptToken
 from crossdraft.types.request import PromptTooLongError
 from tests.cluster.scripted import BEGAN, REQUEST, SMALL, Act, Scripted, tokens
@@ -112,7 +112,7 @@ async def test_losses_are_counted_and_how_long_the_client_waited() -> None:
 @simulated
 async def test_an_orchestrator_that_was_lost_is_avoided_and_one_that_is_busy_is_not() -> None:
     other = replace(BEGAN, orchestrator="there 2")
-    one = Scripted([BEGAN, tokens(1), DIED], [DIED], [other, failover.Refusal(OverloadedError("full"))], [BEGAN, ENDED])
+    one = Scripted([BEGAN, tokens(1), DIED], [DIED], [other, failover.Refusal(Overloaded("full"))], [BEGAN, ENDED])
     await taken(one)
     assert one.avoided == [BEGAN.orchestrator]
 
@@ -144,7 +144,7 @@ async def test_without_any_orchestrator_for_too_long_an_output_fails() -> None:
         PromptTooLongError("too long"),
         UnknownModelError("no model"),
         UnknownDrafterError("no drafter"),
-        OverloadedError("full", 3.0),
+        Overloaded("full", 3.0),
         Unreachable("no target"),
         TimedOut("late"),
     ],
@@ -168,7 +168,7 @@ async def test_an_orchestrator_that_finds_no_target_in_the_middle_of_an_output_i
         await taken(other)
 
 
-@pytest.mark.parametrize("full", [OverloadedError("full", 3.0), Full("no room for another session")])
+@pytest.mark.parametrize("full", [Overloaded("full", 3.0), Full("no room for another session")])
 @pytest.mark.parametrize("said", [failover.Refusal, lambda error: error], ids=["by an orchestrator", "by Serve"])
 @simulated
 async def test_an_output_under_way_waits_while_the_next_orchestrator_is_full(full, said):
@@ -189,7 +189,7 @@ async def test_an_output_under_way_waits_while_the_next_orchestrator_is_full(ful
 
 @simulated
 async def test_an_output_that_was_admitted_before_its_orchestrator_was_lost_waits_likewise() -> None:
-    one = Scripted([BEGAN, DIED], [failover.Refusal(OverloadedError("full"))], [BEGAN, tokens(1), ENDED])
+    one = Scripted([BEGAN, DIED], [failover.Refusal(Overloaded("full"))], [BEGAN, tokens(1), ENDED])
     assert (await taken(one))[:1] == [tokens(1)]
 
 
@@ -208,8 +208,8 @@ async def test_which_models_are_served() -> None:
     with pytest.raises(UnknownModelError, match="there is no model 'large'; there is small"):
         await anext(outputs.stream(OutputRequest("one", "large", REQUEST.generation)))
     assert await outputs.models() == (SMALL,)
-    for one.answer in (OverloadedError("full"), DIED, None):  # who is full is there
-        assert await outputs.models() == ((SMALL,) if isinstance(one.answer, OverloadedError) else ())
+    for one.answer in (Overloaded("full"), DIED, None):  # who is full is there
+        assert await outputs.models() == ((SMALL,) if isinstance(one.answer, Overloaded) else ())
     async with aclosing(outputs.stream(REQUEST)) as items:
         await anext(items)
         assert await outputs.models() == (SMALL,)  # they have no time to answer, and are heard

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crossdraft.client import GenerationRequest, Kind, Pipeline, Reason, Token
-from crossdraft.rpc.errors import Replaced, ServiceError, Unreachable
+from crossdraft.rpc.errors import Overloaded, Replaced, ServiceError, Unreachable
 from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.generation import SERVICE, Committed
 from crossdraft.rpc.links import Patience
@@ -63,7 +63,7 @@ async def test_one_more_than_there_is_room_for() -> None:
     outputs = backends.LocalBackend(MODEL, backends.LocalOptions(1, Patience(describe_seconds=60)))
     waiting = asyncio.create_task(first(outputs, order()))  # for its target
     await until(lambda: outputs.running)
-    with pytest.raises(backends.OverloadedError, match="1 outputs are being generated, which is the limit") as caught:
+    with pytest.raises(Overloaded, match="1 outputs are being generated, which is the limit") as caught:
         await first(outputs, order())
     assert caught.value.after >= 1
     waiting.cancel()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from crossdraft.client import SamplingOptions
+from crossdraft.rpc.errors import Overloaded
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.http import make_app
 from crossdraft.serving.http.server import HttpServer
@@ -89,7 +89,7 @@ async def test_text_comes_out(command: tuple[str, ...]) -> None:
     ("key", "complaint"), [(KEY, "ask again after 2"), pytest.param("wrong", "not known", marks=pytest.mark.full)]
 )
 async def test_errors_are_said(command: tuple[str, ...], key: str, complaint: str) -> None:
-    outputs = FakeBackend(fault=OverloadedError("no room", 2.5))
+    outputs = FakeBackend(fault=Overloaded("no room", 2.5))
     code, out, err = await run(command, outputs, "Hello", "--key", key)
     assert (code, out) == (1, "")
     assert complaint in err

@@ -30,7 +30,6 @@ from crossdraft.rpc.generation import (
 )
 from crossdraft.rpc.server import Listening
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.grpc_client import Client, RemoteGeneration
 from crossdraft.serving.limits import GenerationOptions, Keys, scope_of
@@ -158,7 +157,7 @@ async def read(generation: RemoteGeneration, into: list[Token]) -> None:
     [
         (RequestError("k must be smaller"), RequestError, "k must be smaller"),
         (PromptTooLongError("the prompt has 9 tokens"), errors.ContextTooLong, "the prompt has 9 tokens"),
-        (OverloadedError("64 outputs are being made", 2.5), errors.Overloaded, "64 outputs"),
+        (errors.Overloaded("64 outputs are being made", 2.5), errors.Overloaded, "64 outputs"),
         (errors.Unreachable("target at 10.0.0.1:7: gone"), errors.Unreachable, "no target can make"),
         (errors.Full("target at 10.0.0.1:7: full"), errors.Overloaded, "at their limit of sessions"),
         (errors.TooLarge("target at 10.0.0.1:7: 9 MiB"), errors.TooLarge, "the prompt is too large"),
@@ -175,7 +174,7 @@ async def test_what_goes_wrong_is_said(outputs, client, made, fault, error, text
         await read(client.generate("Hello"), got)
     assert (got, outputs.running) == (made, 0)
     assert "10.0.0.1" not in str(raised.value)
-    assert not isinstance(fault, OverloadedError) or raised.value.after == fault.after
+    assert not isinstance(fault, errors.Overloaded) or raised.value.after == fault.after
 
 
 async def test_a_model_must_be_named_where_there_are_several(outputs: FakeBackend, client: Client) -> None:

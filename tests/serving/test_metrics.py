@@ -21,12 +21,12 @@ from crossdraft.cluster.orchestrators import OrchestratorMetrics
 from crossdraft.config.service import LogFormat, LogLevel, SessionOptions
 from crossdraft.drafter.ngram import ServeNgram, ngram_server
 from crossdraft.engine.served_model import ModelOptions
-from crossdraft.rpc.errors import Unreachable
+from crossdraft.rpc.errors import Overloaded, Unreachable
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.rpc.handlers import CLOSED, Activity
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
-from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest, OverloadedError
+from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.target.service import ServeTarget, target_server
@@ -180,7 +180,7 @@ async def test_an_output_that_nobody_wants_any_more_is_aborted(cancelled: bool) 
     ("fault", "cause"),
     [
         (RequestError("change this"), "bad_request"),
-        (OverloadedError("full", 1.0), "overloaded"),
+        (Overloaded("full", 1.0), "overloaded"),
         (Unreachable("target at a:1: gone"), "service_unreachable"),
         (ZeroDivisionError("a fault"), "internal"),
     ],

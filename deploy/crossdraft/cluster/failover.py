@@ -18,11 +18,11 @@ import prometheus_client
 from prometheus_client import Histogram
 
 from crossdraft.client import Kind, RequestError
-from crossdraft.rpc.errors import Cancelled, Full, ServiceError, TimedOut, Unreachable
+from crossdraft.rpc.errors import Cancelled, Full, Overloaded, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry
-from crossdraft.serving.backend import OutputItem, OutputRequest, OverloadedError, TraceSpans, UnknownModelError
+from crossdraft.serving.backend import OutputItem, OutputRequest, TraceSpans, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 from crossdraft.verification.methods import SEEDED, method_named
@@ -30,7 +30,7 @@ from crossdraft.verification.methods import SEEDED, method_named
 log = logging.getLogger(__name__)
 MODELS_SECONDS = 3.0  # that a call of `models` may take
 SEARCH_SECONDS = 30.0  # after a loss, without a new token, an output fails
-BUSY = (OverloadedError, Full)  # errors of orchestrators and targets without room now
+BUSY = (Overloaded, Full)  # errors of orchestrators and targets without room now
 RETRIABLE = (Unreachable, TimedOut, Cancelled, *BUSY)  # errors that another orchestrator need not meet, or not for long
 PAUSE = 0.25  # seconds before another orchestrator is asked
 SEED_BYTES = 8
@@ -48,7 +48,7 @@ class Began:
     orchestrator: str  # its actor's id
 
 
-Expected = RequestError | UnknownModelError | OverloadedError | ServiceError
+Expected = RequestError | UnknownModelError | ServiceError
 EXPECTED = get_args(Expected)
 
 
@@ -156,7 +156,7 @@ class ClusterBackend:
                 self._served[name] = await self.orchestrators[name].models()
         except Lost:
             return ()
-        except OverloadedError:
+        except Overloaded:
             pass
         except TimeoutError:
             if self.clock() - self._heard.get(name, -inf) > MODELS_SECONDS:
@@ -190,7 +190,7 @@ class ClusterBackend:
                             if item is not None:
                                 yield item
                 return
-            except (Lost, OverloadedError) as error:
+            except (Lost, Overloaded) as error:
                 self._lost(_meant(error, journal), journal, heard)
                 await asyncio.sleep(PAUSE)
 
@@ -223,7 +223,7 @@ class ClusterBackend:
         journal.lost_at = None
 
     def _lost(self, error: Exception, journal: Journal, heard: float) -> None:
-        """Records a loss, or that there is no room for an output under way. Raises Unreachable, or OverloadedError or
+        """Records a loss, or that there is no room for an output under way. Raises Unreachable, or Overloaded or
         Full where there is no room: it is a new output, cannot be resumed, or has waited for `search_seconds`."""
         if not isinstance(error, Lost):
             raise error

@@ -22,9 +22,10 @@ from crossdraft.cluster.serve_grpc import Elsewhere, keep_alive
 from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
 from crossdraft.cluster.status import APPLICATION, Entry, Role
 from crossdraft.config.cluster import Grpc, Http
+from crossdraft.rpc.errors import Overloaded
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.transport import MessageLimit
-from crossdraft.serving.backend import OutputRequest, OverloadedError
+from crossdraft.serving.backend import OutputRequest
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.http.app import make_app
 from crossdraft.serving.http.middleware import HttpOptions
@@ -89,7 +90,7 @@ def _foreign_errors() -> Iterator[None]:
     try:
         yield
     except BackPressureError as error:
-        raise OverloadedError("all orchestrators are at their limit of outputs; ask again later", AGAIN) from error
+        raise Overloaded("all orchestrators are at their limit of outputs; ask again later", AGAIN) from error
     except (RayError, RayServeException, AioRpcError) as error:
         raise Lost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
     except asyncio.CancelledError as error:

@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.config.request import AUTO, NO_DRAFTER
-from crossdraft.rpc.errors import REPLACED, NotServed, Replaced, ServiceError, name_of, without_addresses
+from crossdraft.rpc.errors import REPLACED, NotServed, Overloaded, Replaced, ServiceError, name_of, without_addresses
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
@@ -85,7 +85,7 @@ class Backend(Protocol):
 
     def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         """The tokens of one output as they are committed, then its end. Closing it early releases everything. Raises
-        RequestError, UnknownModelError, UnknownDrafterError, OverloadedError; ServiceError: no target is left."""
+        RequestError, UnknownModelError, UnknownDrafterError; ServiceError: Overloaded, or no target is left."""
 
 
 def model_of(backend: Backend, name: str | None) -> str:
@@ -102,14 +102,6 @@ class UnknownModelError(LookupError):
 
 class UnknownDrafterError(UnknownModelError):
     """The model has no drafter of this name; the text lists those that it has."""
-
-
-class OverloadedError(Exception):
-    """The limit of concurrent outputs is reached; try again later."""
-
-    def __init__(self, text: str, after: float = MIN_RETRY_SECONDS) -> None:
-        super().__init__(text)
-        self.after = after  # seconds until it may be tried again
 
 
 @dataclass(frozen=True)
@@ -443,12 +435,12 @@ class LocalBackend:
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
-        """Counts the block as one running output; raises OverloadedError at the limit."""
+        """Counts the block as one running output; raises Overloaded at the limit."""
         limit = self._options.max_outputs
         if self.running >= limit:
             # With `limit` outputs under way, one ends every mean / limit seconds.
             after = max(MIN_RETRY_SECONDS, self._mean_seconds / limit)
-            raise OverloadedError(f"{limit} outputs are being generated, which is the limit", after)
+            raise Overloaded(f"{limit} outputs are being generated, which is the limit", after)
         self.running += 1
         began = time.monotonic()
         try:

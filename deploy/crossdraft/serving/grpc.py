@@ -30,14 +30,7 @@ from crossdraft.rpc.generation import (
 from crossdraft.rpc.log_context import REQUEST_ID, about
 from crossdraft.rpc.server import Endpoint, Listening, Serving
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
-from crossdraft.serving.backend import (
-    MIN_RETRY_SECONDS,
-    Backend,
-    OutputRequest,
-    OverloadedError,
-    UnknownModelError,
-    model_of,
-)
+from crossdraft.serving.backend import MIN_RETRY_SECONDS, Backend, OutputRequest, UnknownModelError, model_of
 from crossdraft.serving.limits import GenerationOptions, Rates, scope_of
 from crossdraft.types.request import PromptTooLongError
 
@@ -58,8 +51,8 @@ def _errors_of_clients() -> Iterator[None]:
         raise errors.BadRequest(str(error)) from error
     except UnknownModelError as error:
         raise errors.NameUnknown(str(error)) from error
-    except OverloadedError as error:
-        raise errors.Overloaded(str(error), error.after) from error
+    except errors.Overloaded:
+        raise
     except (errors.BadRequest, errors.ContextTooLong) as error:
         log.info("an output was refused: %s", error)
         raise type(error)(errors.without_addresses(str(error))) from error

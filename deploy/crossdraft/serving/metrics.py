@@ -21,12 +21,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from crossdraft.client import Kind, RequestError, Statistics
 from crossdraft.config.request import AUTO, NO_DRAFTER
-from crossdraft.rpc.errors import ServiceError, name_of
+from crossdraft.rpc.errors import Overloaded, ServiceError, name_of
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.rpc.log_context import about
 from crossdraft.rpc.metrics import PREFIX, Registry, exposition
-from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, OverloadedError, UnknownModelError
+from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 from crossdraft.types.statistics import COARSE
@@ -160,7 +160,7 @@ class Metrics:
 UNKNOWN = "unknown"  # label of a model or drafter that does not exist: clients must not be able to add labels
 DEFAULT = "default"  # label of a method or drafter that was not named, of an output that ended before it was known
 CANCELLED = (GeneratorExit, asyncio.CancelledError)  # what ends a stream that nobody reads any more
-CAUSES = {RequestError: "bad_request", UnknownModelError: "unknown_model", OverloadedError: "overloaded"}
+CAUSES = {RequestError: "bad_request", UnknownModelError: "unknown_model", Overloaded: "overloaded"}
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from crossdraft.config.api import HttpSettings, RateOptions
 from crossdraft.rpc import errors
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.serving import backend
-from crossdraft.serving.backend import OverloadedError, UnknownModelError
+from crossdraft.serving.backend import UnknownModelError
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.errors import MEANINGS, refusal_of
 from crossdraft.serving.limits import Keys
@@ -351,7 +351,7 @@ async def test_a_trace_does_not_say_where_services_are(served: Front, outputs: F
         (RequestError("method 'tli' needs another drafter"), 400, None),
         (errors.ContextTooLong("the prompt has 9 tokens"), 400, "context_length_exceeded"),
         (PromptTooLongError("the prompt has 9 tokens"), 400, "context_length_exceeded"),
-        (OverloadedError("64 outputs are being made", 2.2), 429, "overloaded"),
+        (errors.Overloaded("64 outputs are being made", 2.2), 429, "overloaded"),
         (UnknownModelError("there is no model"), 404, "model_not_found"),
         (errors.Unreachable("gone"), 503, "service_unavailable"),
         (errors.TimedOut("late"), 504, "timeout"),

@@ -13,9 +13,9 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from crossdraft.client import Kind, Overlap, Reason, RequestError, Token
+from crossdraft.rpc.errors import Overloaded
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.rpc.server import Listening
-from crossdraft.serving.backend import OverloadedError
 from crossdraft.serving.http import HttpOptions, make_app
 from crossdraft.serving.http.server import HttpServer
 from crossdraft.serving.limits import Keys
@@ -314,7 +314,7 @@ async def test_what_goes_wrong_is_said_in_the_servers_words(visit: Visit) -> Non
     visit.outputs.fault = RequestError("method 'tli' needs a drafter that shares tokens")
     await visit.ask()
     await said("method 'tli' needs a drafter that shares tokens").wait_for()
-    visit.outputs.fault = OverloadedError("64 outputs are being made", 2.5)
+    visit.outputs.fault = Overloaded("64 outputs are being made", 2.5)
     await visit.ask()
     await said("64 outputs are being made (try again in 3 s)").wait_for()
     visit.outputs.fault, visit.outputs.fault_after = RequestError("the target is gone"), 2

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from crossdraft.config.request import ALIASES, Speculation
 from crossdraft.rpc import errors
-from crossdraft.serving.backend import MIN_RETRY_SECONDS, OverloadedError, UnknownDrafterError, UnknownModelError
+from crossdraft.serving.backend import MIN_RETRY_SECONDS, UnknownDrafterError, UnknownModelError
 from crossdraft.serving.http.chats import UNSERVED, Body
 from crossdraft.types.request import PromptTooLongError, RequestError
 
@@ -85,7 +85,6 @@ MEANINGS: Mapping[type[Exception], RefusedError] = {
     RequestError: WRONG,
     UnknownDrafterError: RefusedError(404, "", INVALID, "drafter_not_found"),
     UnknownModelError: RefusedError(404, "", INVALID, "model_not_found"),
-    OverloadedError: RefusedError(429, "", BUSY, "overloaded"),
     **dict.fromkeys((errors.BadMessage, errors.ProtocolBroken, errors.CannotListen), BUG),
     errors.BadRequest: WRONG,
     errors.ContextTooLong: TOO_LONG,
@@ -118,7 +117,7 @@ def refusal_of(error: Exception, request_id: str, field_of: FieldOf = lambda err
         level = logging.WARNING if meaning.message else logging.INFO
         log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
     text = errors.without_addresses(str(error)) if isinstance(error, errors.ServiceError) else str(error)
-    after = error.after if isinstance(error, OverloadedError | errors.Overloaded) else MIN_RETRY_SECONDS
+    after = error.after if isinstance(error, errors.Overloaded) else MIN_RETRY_SECONDS
     text = SPECULATIVE.sub(r"speculative.\g<0>", text)  # fields as they are named in a body
     param = next((name for kind, name in PARAMS.items() if isinstance(error, kind)), None)
     param = (field_of(error) or None) if isinstance(error, RequestError) else param
