@@ -97,6 +97,19 @@ async def test_one_target_is_enough(target: TargetClient, nowhere: str, caplog: 
     assert "it is tried again" in caplog.text
 
 
+async def test_who_is_not_there_is_asked_again_by_each_who_waits(nowhere, taken, monkeypatch):
+    monkeypatch.setattr("crossdraft.client.discovery.FIRST_PAUSE", 600)
+    pipeline = connect([nowhere])
+    with pytest.raises(Unreachable, match=f"target at {nowhere}"):
+        await pipeline.ready()
+    assert not pipeline.usable
+    taken.close()
+    async with served(puppet(), address=nowhere):
+        await asyncio.gather(pipeline.ready(), pipeline.ready())
+        assert pipeline.usable
+        await pipeline.__aexit__()
+
+
 async def test_without_any_target_all_their_errors_are_said(nowhere: str) -> None:
     said = rf"^none of 2 targets answered: target at {nowhere}: .*; target at 127.0.0.1:1: "
     with pytest.raises(Unreachable, match=said):

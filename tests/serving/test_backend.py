@@ -6,14 +6,14 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock, call
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crossdraft.client import GenerationRequest, Kind, Pipeline, Reason, Token
-from crossdraft.rpc.errors import Overloaded, Replaced, ServiceError, Unreachable
+from crossdraft.rpc.errors import Overloaded, Replaced, ServiceError
 from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.generation import SERVICE, Committed
 from crossdraft.rpc.links import Patience
@@ -88,41 +88,23 @@ def test_what_cannot_be_served(make: object, complaint: str) -> None:
         make()
 
 
-async def test_it_is_opened_in_the_background_once_its_target_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "TRIED_EVERY", 0)
-    pipeline = AsyncMock(Pipeline)
-    pipeline.__aenter__.side_effect = [*[Unreachable("no target")] * 3, pipeline]
-    shared = backends.SharedPipeline(lambda *_: pipeline, ("127.0.0.1:1",), ())
-    with pytest.raises(Unreachable):
-        await shared.open()
-    shared.begin()
-    await until(lambda: shared.pipeline is not None)
-    assert await shared.open() is pipeline
-    await shared.close()
-    pipeline.__aexit__.assert_awaited_once()
+async def test_a_model_is_served_once_its_target_is_there_though_nobody_asks_for_it() -> None:
+    port = free_port()
+    async with backends.LocalBackend(backends.LocalModel("demo", (f"127.0.0.1:{port}",))) as outputs, target(port):
+        await until(lambda: outputs._default.usable)
+        assert [model.name for model in await outputs.models()] == ["demo"]
 
 
-async def test_addresses_that_change_while_it_is_opened_are_followed() -> None:
-    pipeline = AsyncMock(Pipeline)
-
-    async def changed() -> Pipeline:
-        await shared.follow(("d:1",), ())
-        return pipeline
-
-    pipeline.__aenter__.side_effect = changed
-    make = Mock(return_value=pipeline)
-    shared = backends.SharedPipeline(make, ("a:1",), ())
-    await shared.follow(("b:1",), ("c:1",))
-    await shared.open()
-    await shared.follow(("e:1",), ("f:1",))
-    make.assert_called_once_with(("b:1",), ("c:1",))
-    assert pipeline.follow.await_args_list == [call(("d:1",), ()), call(("e:1",), ("f:1",))]
+async def test_addresses_that_change_before_a_target_is_there_are_followed() -> None:
+    async with backends.LocalBackend(backends.LocalModel("demo", (NOWHERE,))) as outputs, target() as there:
+        await outputs.follow(backends.LocalModel("demo", (there.address,)))
+        assert (await outputs.written("demo", "x")).ids
+        assert [model.there for model in await outputs.models()] == [True]
 
 
 def changing(tokens: int) -> AsyncMock:
     """A pipeline whose model is replaced after so many tokens of its first output, unless that has its two before."""
-    pipeline = AsyncMock(Pipeline, models=SimpleNamespace(target=SimpleNamespace(fingerprint="old")))
-    pipeline.__aenter__.return_value = pipeline
+    pipeline = AsyncMock(Pipeline, usable=False, models=SimpleNamespace(target=SimpleNamespace(fingerprint="old")))
 
     def said(count: int) -> Iterator[tuple[Token, ...]]:
         yield from [(Token(7, "x", b"x", Kind.BONUS, None),)] * min(count, 2)
@@ -142,7 +124,7 @@ def changing(tokens: int) -> AsyncMock:
 async def made(pipeline: AsyncMock, request: backends.OutputRequest) -> list[str]:
     """Which model made each token."""
     outputs = backends.LocalBackend(MODEL, QUICK)
-    outputs._pipelines["a"] = backends.SharedPipeline(lambda *_: pipeline, (NOWHERE,), ())
+    outputs._pipelines["a"] = pipeline
     async with aclosing(outputs.stream(request)) as items:
         return [item.target async for item in items if isinstance(item, Committed)]
 
@@ -253,7 +235,7 @@ async def test_targets_that_differ_from_the_start_have_answered() -> None:
     async with target() as first, puppet(TARGET, free_port(), "llama2") as second:
         model = backends.LocalModel("demo", (first.address, second.address))
         async with backends.LocalBackend(model) as outputs, front(outputs) as served:
-            assert "no model can be served yet. demo: targets: not used: target serves" in await becomes(served, 503)
+            assert "no model can be served yet. demo: targets: 1 of 2 not used: serves" in await becomes(served, 503)
             assert second.address not in await becomes(served, 503)
 
 

@@ -365,7 +365,7 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
         backend = await exits.enter_async_context(LocalBackend(LocalModel("demo", (target.address,), named)))
         both = await exits.enter_async_context(front(backend))
         for name in ("b", "copies"):
-            await backend._pipelines[name].open()
+            await backend._pipelines[name].ready()
         asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
         texts, used = set(), []
         for chosen in ("b", "copies", "none", *["auto"] * 4, None):

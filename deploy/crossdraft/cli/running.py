@@ -22,9 +22,6 @@ from rich.table import Table
 from crossdraft.config.commands import RequestOptions
 from crossdraft.config.fields import OptionError
 
-# Unhandled, each would end Python at once and leave started services behind.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 WIDEST = 10_000  # columns of a table in a file or pipe
 # Prompts for commands that are given none: beginnings of code and prose, of no file that was trained on.
 PROMPTS = (
@@ -72,11 +69,16 @@ def needs_extra(name: str) -> str:
 def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
     """Runs `work`, by STARTS_PROCESSES if it does so beside open channels. A signal cancels it, and it cleans up."""
     from crossdraft.rpc.errors import ServiceError  # these import grpc and numpy, which `--help` does without
+    from crossdraft.rpc.event_loop import until_signalled
     from crossdraft.types.request import RequestError
+
+    async def whole() -> None:
+        if number := await until_signalled(work):
+            raise Interrupted(number)
 
     try:
         with warnings_shown():
-            run(_cancelled_by_signals(work))
+            run(whole())
     except RequestError as error:
         raise UsageError(as_typed(error)) from error
     except ServiceError as error:
@@ -97,30 +99,6 @@ def warnings_shown() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-async def _cancelled_by_signals(work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.create_task(work)
-    received: list[int] = []
-
-    def cancel(number: int) -> None:
-        received.append(number)
-        task.cancel()
-
-    loop = asyncio.get_running_loop()
-    for number in _heard():
-        loop.add_signal_handler(number, cancel, number)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if received:
-            raise Interrupted(received[0]) from None
-        raise
-
-
-def _heard() -> list[signal.Signals]:
-    """The signals that nobody had this process ignore, as nohup does."""
-    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-
-
 def interruptible() -> None:
     """From now on Ctrl-C raises KeyboardInterrupt: there is something to clean up."""
     if threading.current_thread() is threading.main_thread():
@@ -130,10 +108,12 @@ def interruptible() -> None:
 @contextmanager
 def ending_at_once() -> Iterator[None]:
     """Signals end the process at once: while it has nothing to clean up, as when it loads models, uninterruptibly."""
+    from crossdraft.rpc.event_loop import heard
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in _heard()}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in heard()}
     try:
         yield
     finally:

@@ -7,15 +7,14 @@ here, orchestrators on other nodes in a cluster. All values can be pickled: insi
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol, Self
 
 from crossdraft.client.api import Pipeline, connect
 from crossdraft.config.request import AUTO, NO_DRAFTER
-from crossdraft.rpc.errors import REPLACED, NotServed, Overloaded, Replaced, ServiceError, name_of, without_addresses
+from crossdraft.rpc.errors import REPLACED, NotServed, Overloaded, Replaced, ServiceError
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 DECODE_PLAINLY = ""  # in place of the name of a drafter
 MIN_RETRY_SECONDS = 1.0  # that a client is asked to wait, at least
 PIECE = 256  # tokens of a prompt that travel together
-TRIED_EVERY = 2.0  # seconds between two attempts to reach services that are not there
 SMOOTHING = 0.9  # weight of earlier outputs in the moving average of an output's duration
 Addresses = tuple[str, ...]  # host:port
 
@@ -156,69 +154,6 @@ class LocalOptions:
     updated: bool = False  # as of `Pipeline`
 
 
-@dataclass(eq=False)
-class SharedPipeline:
-    """One pipeline, shared by all outputs of a model and drafter."""
-
-    make: Callable[[Addresses, Addresses], Pipeline]  # not open yet, to these targets and drafters
-    targets: Addresses
-    drafters: Addresses
-    pipeline: Pipeline | None = None  # once it is open
-    fault: str = "not there yet"  # why it is not open, without addresses
-    _opening: asyncio.Task[Pipeline] | None = field(default=None, init=False)
-    _trying: asyncio.Task[None] | None = field(default=None, init=False)
-
-    async def open(self) -> Pipeline:
-        """By one attempt for all callers. Raises ServiceError: no target answers, or the services do not fit."""
-        if self.pipeline is not None:
-            return self.pipeline
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-        return await asyncio.shield(self._opening)
-
-    def begin(self) -> None:
-        """Opens it in the background, as soon as its services are there."""
-        if self._trying is None:
-            self._trying = asyncio.create_task(self._try())
-
-    async def _try(self) -> None:
-        while self.pipeline is None:
-            try:
-                await self.open()
-            except (ServiceError, ValueError) as error:  # the latter: TLS files that are wrong for a while
-                log.debug("not open yet: %s", error)
-            except Exception:  # a fault of ours must not end the attempts, which nobody waits for
-                log.exception("a pipeline cannot be opened, and is tried again")
-            await asyncio.sleep(TRIED_EVERY)
-
-    async def follow(self, targets: Addresses, drafters: Addresses) -> None:
-        """Uses these services from now on; sessions that run on others move there."""
-        self.targets, self.drafters = targets, drafters
-        if self.pipeline is not None:
-            await self.pipeline.follow(targets, drafters)
-
-    async def close(self) -> None:
-        for task in filter(None, (self._trying, self._opening)):
-            task.cancel()
-            await asyncio.wait([task])
-        if self.pipeline is not None:
-            await self.pipeline.__aexit__(None, None, None)
-
-    async def _open(self) -> Pipeline:
-        used = self.targets, self.drafters
-        try:
-            self.pipeline = await self.make(*used).__aenter__()
-        except (NotServed, RequestError) as error:  # of the latter: the addresses are wrong, not anybody's request
-            self.fault = f"not used: {without_addresses(str(error))}"
-            raise NotServed(str(error)) from error
-        except ServiceError as error:
-            self.fault = f"not there yet ({name_of(error).replace('_', ' ')})"
-            raise
-        if used != (self.targets, self.drafters):
-            await self.pipeline.follow(self.targets, self.drafters)
-        return self.pipeline
-
-
 # By drafter, the default one first: how many times as fast as without one outputs were; 0: nothing was seen.
 Gains = Mapping[str, float]
 
@@ -270,8 +205,8 @@ class DrafterChoice:
 class LocalBackend:
     """A `Backend` of one model, with one pipeline for each drafter. Use it with `async with`.
 
-    All are opened at the start; that of the default drafter, which also makes outputs without one, is awaited. One that
-    cannot be opened is tried again in the background, and with the next request for it.
+    That of the default drafter also makes outputs without one. Services that are not there at the start are asked on in
+    the background, and with each request for them.
     """
 
     def __init__(self, model: LocalModel, options: LocalOptions | None = None) -> None:
@@ -286,17 +221,19 @@ class LocalBackend:
 
     async def __aenter__(self) -> Self:
         """Tries to connect; logs what fails."""
-        for shared in self._pipelines.values():
-            shared.begin()
-        try:
-            await self._default.open()
-        except ServiceError as error:
-            log.warning("%s cannot be served yet: %s", self._model.name, error)
+        await asyncio.gather(*map(self._try, self._pipelines.values()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for shared in self._pipelines.values():
-            await shared.close()
+        for pipeline in self._pipelines.values():
+            await pipeline.__aexit__()
+
+    async def _try(self, pipeline: Pipeline) -> None:
+        try:
+            await self._ready(pipeline)
+        except ServiceError as error:
+            if pipeline is self._default:
+                log.warning("%s cannot be served yet: %s", self._model.name, error)
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -304,12 +241,12 @@ class LocalBackend:
 
     @property
     def absent(self) -> Mapping[str, str]:
-        return {self._model.name: f"targets: {self._default.fault}; tried again"}
+        return {self._model.name: f"targets: {self._default.target_fault}"}
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """The model by all of its names, once its pipeline is open."""
-        pipeline = self._default.pipeline
-        return () if pipeline is None else tuple(self._served(name, pipeline) for name in self._model.names)
+        """The model by all of its names, once outputs of it can be made."""
+        pipeline = self._default
+        return tuple(self._served(name, pipeline) for name in self._model.names) if pipeline.usable else ()
 
     def _served(self, name: str, pipeline: Pipeline) -> ServedModel:
         model, models, template = self._model, pipeline.models, pipeline.models.target.chat_template
@@ -331,19 +268,19 @@ class LocalBackend:
         """What is not as it should be, in sentences."""
         faults = [f"targets: {default.target_fault}" if default.target_fault else ""]
         for drafter in self._model.drafters:
-            pipeline = self._pipelines[drafter.name].pipeline
-            fault = "none there" if not drafter.addresses else "" if pipeline is None else pipeline.drafter_fault
+            pipeline = self._pipelines[drafter.name]
+            fault = "none there" if not drafter.addresses else pipeline.drafter_fault if pipeline.usable else ""
             faults.append(f"drafter {drafter.name}: {fault}" if fault else "")
         return tuple(filter(None, faults))
 
     async def written(self, model: str, asked: Asked, special: bool = True) -> Written:
         self._check(model)
-        return await (await self._default.open()).written(asked, special)
+        return await (await self._ready(self._default)).written(asked, special)
 
     async def stream(self, request: OutputRequest) -> AsyncGenerator[OutputItem, None]:
         self._of(request)  # raises if there is none
         with self._admitted(), self._choosing(request) as request:
-            pipeline, begun = await self._of(request).open(), False
+            pipeline, begun = await self._ready(self._of(request)), False
             while True:
                 try:
                     async with aclosing(self._made(request, pipeline)) as items:
@@ -369,8 +306,7 @@ class LocalBackend:
 
     def _gains(self, asked: GenerationRequest) -> Gains:
         """Of the drafters that can draft for a request now."""
-        pipelines = [(name, self._pipelines[name].pipeline) for name in self._model.drafter_names]
-        there = {name: one for name, one in pipelines if one is not None}
+        there = {name: one for name in self._model.drafter_names if (one := self._pipelines[name]).usable}
         load = max((one.load for one in there.values()), default=1.0)
         return {name: gain for name, one in there.items() if (gain := one.gain(asked, load)) is not None}
 
@@ -411,12 +347,22 @@ class LocalBackend:
         for name, addresses in drafters.items():
             await self._pipelines[name].follow(model.targets, addresses)
 
-    def _to(self, drafters: Addresses = (), trusted: bool = True) -> SharedPipeline:
+    def _to(self, drafters: Addresses = (), trusted: bool = True) -> Pipeline:
         options = self._options
-        make = partial(connect, patience=options.patience, tls=options.tls, trusted=trusted, updated=options.updated)
-        return SharedPipeline(make, self._model.targets, drafters)
+        return connect(
+            self._model.targets, drafters, options.patience, tls=options.tls, trusted=trusted, updated=options.updated
+        )
 
-    def _of(self, request: OutputRequest) -> SharedPipeline:
+    @staticmethod
+    async def _ready(pipeline: Pipeline) -> Pipeline:
+        """Once outputs can be made with it. Raises ServiceError: no target answers, or the services do not fit."""
+        try:
+            await pipeline.ready()
+        except RequestError as error:  # the addresses are wrong, not anybody's request
+            raise NotServed(str(error)) from error
+        return pipeline
+
+    def _of(self, request: OutputRequest) -> Pipeline:
         self._check(request.model)
         model, name = self._model, request.drafter
         name = model.default_drafter if name in (None, AUTO, DECODE_PLAINLY) else name
@@ -430,7 +376,7 @@ class LocalBackend:
             raise UnknownModelError(f"there is no model {name!r}; there is {', '.join(self._model.names)}")
 
     @property
-    def _default(self) -> SharedPipeline:
+    def _default(self) -> Pipeline:
         return self._pipelines[self._model.default_drafter]
 
     @contextmanager

@@ -19,7 +19,6 @@ from dataclasses import fields, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
@@ -318,18 +317,32 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
-        discovery = Discovery(self._patience, self._shown, self._trusted)
         try:
-            await discovery.gather(self._targets, self._drafters, self._needs_drafter, self._updated)
+            await self.ready()
         except BaseException:
-            await discovery.close()
+            await self.__aexit__()
+            self._discovery = None
             raise
-        self._discovery = discovery
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def ready(self) -> None:
+        """Begin to connect, if that was not begun, and return once outputs can be made.
+
+        Raises:
+            ServiceError, RequestError: as of `async with`; who does not answer is asked on, and at once by each call.
+        """
+        if self._discovery is None:
+            self._discovery = Discovery(self._patience, self._shown, self._trusted, self._updated)
+            await self._discovery.follow(self._targets, self._drafters)
+        if not self._discovery.usable:
+            await self._discovery.gather(self._needs_drafter)
+
+    @property
+    def usable(self) -> bool:
+        """Whether `ready` would return at once."""
+        return self._discovery is not None and self._discovery.usable
+
+    async def __aexit__(self, *_: object) -> None:
         for generation in list(self._generations):
             await generation.aclose()
         await self._connected.close()

@@ -7,6 +7,7 @@ of those that have answered are watched, so that it is known at any time whether
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -60,6 +61,7 @@ class Probe:
         self._welcome = welcome
         self._warned = False
         self._lost = False  # it was reachable once
+        self._wanted = asyncio.Event()  # ends the pause between two attempts
         self._parted = parted
         self._task = asyncio.create_task(self._meet(), context=Context())  # it is not of the request that began it
 
@@ -85,6 +87,12 @@ class Probe:
         """Whether its process is known to run, so that it will answer."""
         return self.client.patience.lives(self.client.address)
 
+    def retry(self) -> None:
+        """Ask at once a service that has not described itself, or cannot be used; `tried` is of that attempt."""
+        if self.tried.done() and (self.error is not None or self.mismatch is not None):
+            self.tried = asyncio.get_running_loop().create_future()
+            self._wanted.set()
+
     async def stop(self) -> None:
         """Ask and watch no more; the client's sessions go on."""
         self._task.cancel()
@@ -100,7 +108,10 @@ class Probe:
             while True:
                 pause = FIRST_PAUSE
                 while not await self._asked():
-                    await asyncio.sleep(pause)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._wanted.wait(), pause)
+                        client.connect()  # gRPC tries no connection again at once
+                    self._wanted.clear()
                     pause = min(2 * pause, MAX_PAUSE)
                 self._tried()
                 await self._watch(client)
@@ -171,15 +182,18 @@ class Discovery:
         patience: of the clients.
         shown: certificates of the clients; None: plaintext.
         trusted: whether drafters are trusted; the chat template of an untrusted one is never run.
+        updated: as of `Pipeline`.
     """
 
-    def __init__(self, patience: Patience, shown: RenewedCredentials | None, trusted: bool) -> None:
+    def __init__(self, patience: Patience, shown: RenewedCredentials | None, trusted: bool, updated: bool) -> None:
         self.closed = False
         self.services = Services(Roster("target", ServiceClient.reachable), Roster("drafter", ServiceClient.reachable))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
         self._patience = patience
         self._shown = shown
         self._trusted = trusted
+        self._updated = updated
+        self._agreed = False  # at some time no target that was there contradicted another one
         self._targets: Members = {}
         self._drafters: Members = {}
         self._parted: list[tuple[Roster[Any], str, Probe]] = []  # removed, with sessions that still go on
@@ -188,12 +202,16 @@ class Discovery:
         self._learning = asyncio.Lock()  # one service at a time
         self._following = asyncio.Lock()  # calls of `follow` are carried out in order: the last one counts
 
-    async def gather(
-        self, targets: Collection[str], drafters: Collection[str], needs_drafter: bool, updated: bool
-    ) -> None:
-        """Return when a target is known, and every other service was asked once or has had its time.
+    @property
+    def usable(self) -> bool:
+        """Whether outputs can be made: a target is known, and at first no other one contradicts it."""
+        ours = self._targets.values()
+        agree = self._updated or all(one.tried.done() and one.mismatch is None for one in ours)
+        self._agreed = self._agreed or (self.models is not None and agree)
+        return self._agreed
 
-        `targets` and `drafters` are addresses, the others as of `Pipeline`.
+    async def gather(self, needs_drafter: bool) -> None:
+        """Return when a target is known, and every other service was asked once, from now on, or has had its time.
 
         Raises ServiceError: no target is there, or no drafter and one is needed; RequestError: the targets serve models
         that differ, or the drafter that is needed does not fit them.
@@ -201,14 +219,15 @@ class Discovery:
         loop = asyncio.get_running_loop()
         seconds = self._patience.describe_seconds
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
-        await self.follow(targets, drafters)
+        for one in (*self._targets.values(), *self._drafters.values()):
+            one.retry()
         await self._first_target()
         ours, theirs = list(self._targets.values()), list(self._drafters.values())
         await asyncio.wait([one.tried for one in (*ours, *theirs)], timeout=max(0.0, until - loop.time()))
         if needs_drafter and (starting := [one.tried for one in theirs if one.lives]):
             await asyncio.wait(starting)
         for one in ours:
-            if one.mismatch is not None and not updated:
+            if one.mismatch is not None and not self._updated:
                 raise RequestError(str(one.mismatch))
         if needs_drafter and not len(self.services.drafters):
             if unfit := [one.mismatch for one in theirs if one.mismatch is not None]:
@@ -216,6 +235,7 @@ class Discovery:
             raise next((one.error for one in theirs if one.error), TimedOut("no drafter answered"))
         for one in (*ours, *theirs):
             one.warn()
+        self._agreed = True
 
     @property
     def target_there(self) -> bool:

@@ -1,12 +1,13 @@
-"""The event loop of a process: a thread beside it for what grows with a request, and a metric of how late it runs."""
+"""The event loop of a process: signals that end it, a thread beside it for what grows with a request, its delays."""
 
 import asyncio
 import ctypes
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram
 
@@ -17,6 +18,35 @@ INTERVAL = 0.05  # seconds between two looks at the clock
 LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # bounds of the histogram, seconds
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def heard() -> list[signal.Signals]:
+    """Signals that end a process, but for those that nobody had this one hear, as nohup does."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+async def until_signalled(work: Coroutine[Any, Any, None]) -> int:
+    """Runs it; each signal cancels it, so that a second one ends what the first one began. Returns the number of the
+    first one; 0: it ended by itself."""
+    task, received, loop = asyncio.create_task(work), list[int](), asyncio.get_running_loop()
+
+    def cancel(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (numbers := heard()):
+        loop.add_signal_handler(number, cancel, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return received[0]
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+    return 0
 
 
 class Beside:

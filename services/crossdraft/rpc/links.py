@@ -471,9 +471,9 @@ class ServiceClient(Generic[OpenRequest]):
     role: ClassVar[frames.RoleCodec[Any, Any, Any]]
 
     def __post_init__(self) -> None:
-        self._connect()
+        self.connect()
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
         """Another channel for what begins now. Open sessions keep theirs, which closes itself with the last of them."""
         options = client_options(self.tls is not None) + self.limit.options()
         self._credentials = None if self.tls is None else self.tls.now()
@@ -488,7 +488,7 @@ class ServiceClient(Generic[OpenRequest]):
     def channel(self) -> Channel:
         """For what begins now: with the credentials that the files have now."""
         if self.tls is not None and self.tls.now() is not self._credentials:
-            self._connect()
+            self.connect()
         return self._channel
 
     def _retire(self) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import logging
-import signal
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -21,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.event_loop import LoopLag
+from crossdraft.rpc.event_loop import LoopLag, until_signalled
 from crossdraft.rpc.frames import Answer, Ask, Opening, RoleCodec
 from crossdraft.rpc.handlers import Handlers, Service
 from crossdraft.rpc.memory import MemoryEndpoint
@@ -279,30 +278,15 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; a second one ends that. Prints a ready line. Raises CannotListen."""
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
-    signals = (signal.SIGTERM, signal.SIGINT)
+    """Serves until a signal comes, then drains; a second one ends that. Prints a ready line. Raises CannotListen."""
 
-    def heard() -> None:
-        if stop.is_set() and not hurry.is_set() and serving is not None:
-            hurry.set()
-            serving.cancel()
-        stop.set()
-
-    for number in signals:
-        loop.add_signal_handler(number, heard)
-    try:
+    async def serving() -> None:
         async with server:
             freeze_heap()
             print(server.ready_line(), file=output, flush=True)
-            await stop.wait()
-    except asyncio.CancelledError:
-        if not hurry.is_set():
-            raise
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+            await asyncio.Event().wait()
+
+    await until_signalled(serving())
 
 
 @contextmanager
