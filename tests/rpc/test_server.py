@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
 
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc import errors, log_context
@@ -23,7 +24,7 @@ from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.handlers import Activity, Tally
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
-from crossdraft.rpc.metrics import Registry, exposition
+from crossdraft.rpc.metrics import exposition
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.rpc.server import Endpoint, Listening, Server, freeze_heap, serve
 from crossdraft.rpc.transport import MessageLimit
@@ -323,7 +324,7 @@ async def test_a_small_request_does_not_wait_for_large_ones() -> None:
 
 
 async def test_a_loop_that_is_held_up_is_late() -> None:
-    registry = Registry()
+    registry = CollectorRegistry()
     lag = LoopLag(registry, "front")
     lag.start()
     lag.start()

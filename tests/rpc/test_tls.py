@@ -22,10 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from prometheus_client import CollectorRegistry
 
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
 from crossdraft.rpc.frames import TARGET
-from crossdraft.rpc.metrics import Exporter, Registry
+from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import RenewedCredentials, TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, Server
 from tests.rpc.certificates import FUTURE, PAST, Cluster
@@ -169,7 +170,7 @@ def test_which_hosts_are_of_this_machine_only():
 
 async def test_an_ipv6_host_is_with_brackets_in_addresses_and_without_where_it_is_bound():
     assert [Listening(host).host for host in ("::1", "[::1]", "node1")] == ["[::1]", "[::1]", "node1"]
-    exporter = Exporter(Registry())
+    exporter = Exporter(CollectorRegistry())
     assert exporter.start("[127.0.0.1]", 0).startswith("[127.0.0.1]:")
     await exporter.stop()
 

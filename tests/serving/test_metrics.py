@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError
 from crossdraft.cluster.failover import LossMetrics
@@ -25,7 +26,7 @@ from crossdraft.rpc.errors import Overloaded, Unreachable
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.rpc.handlers import CLOSED, Activity
 from crossdraft.rpc.log_context import about
-from crossdraft.rpc.metrics import PREFIX, Registry, ServiceMetrics, exposition
+from crossdraft.rpc.metrics import PREFIX, ServiceMetrics, exposition
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
@@ -242,7 +243,7 @@ async def front() -> str:
 @pytest.fixture
 def service() -> str:
     """What a service says after a session."""
-    registry, activity = Registry(), Activity("target", SessionOptions())
+    registry, activity = CollectorRegistry(), Activity("target", SessionOptions())
     registry.register(ServiceMetrics("target", "toy", activity, lambda: USED))
     activity.end(activity.begin("", "", ""), CLOSED)
     return exposition(registry)[0].decode()
@@ -261,7 +262,7 @@ def queries() -> Iterator[str]:
 
 def cluster() -> list[str]:
     """What a cluster's processes say besides."""
-    losses, orchestrator = Registry(), OrchestratorMetrics("toy")
+    losses, orchestrator = CollectorRegistry(), OrchestratorMetrics("toy")
     LossMetrics(losses, ["toy"])
     return [exposition(one)[0].decode() for one in (losses, orchestrator.registry)]
 

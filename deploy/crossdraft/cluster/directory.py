@@ -16,6 +16,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import ray
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayError
@@ -23,7 +24,7 @@ from ray.exceptions import RayError
 from crossdraft.cluster.config import Process
 from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Directory, Entry, installed
 from crossdraft.rpc.errors import CannotListen
-from crossdraft.rpc.metrics import Exporter, Registry
+from crossdraft.rpc.metrics import Exporter
 
 log = logging.getLogger(__name__)
 ANNOUNCE_INTERVAL = 1.0  # seconds
@@ -96,7 +97,7 @@ class NodeExporter:
     """
 
     def __init__(self) -> None:
-        registry = Registry()
+        registry = CollectorRegistry()
         registry.register(self)
         self._exporter, self._port = Exporter(registry), 0
         self._sources: Mapping[str, Mapping[str, str]] = {}  # host:port of processes, and labels to add

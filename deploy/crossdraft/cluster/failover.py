@@ -15,13 +15,13 @@ from math import inf
 from typing import Any, get_args
 
 import prometheus_client
-from prometheus_client import Histogram
+from prometheus_client import CollectorRegistry, Histogram
 
 from crossdraft.client import Kind, RequestError
 from crossdraft.rpc.errors import Cancelled, Full, Overloaded, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
 from crossdraft.rpc.log_context import about
-from crossdraft.rpc.metrics import PREFIX, Registry
+from crossdraft.rpc.metrics import PREFIX
 from crossdraft.serving.backend import OutputItem, OutputRequest, TraceSpans, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
@@ -74,7 +74,7 @@ class Lost(Exception):  # noqa: N818 - it says what happened
 class LossMetrics:
     """Orchestrators that a front has lost in the middle of an output, and how long the client waited."""
 
-    def __init__(self, registry: Registry, models: Iterable[str] = ()) -> None:
+    def __init__(self, registry: CollectorRegistry, models: Iterable[str] = ()) -> None:
         labels = ("model_name",)
         self.lost = prometheus_client.Counter(
             f"{PREFIX}orchestrators_lost", "Orchestrators lost during an output.", labels, registry=registry

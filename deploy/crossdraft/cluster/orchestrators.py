@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from typing import NoReturn
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from crossdraft.cluster.config import ANY_PORT, Process
 from crossdraft.cluster.directory import announced, entry_of, node_address
@@ -18,7 +18,7 @@ from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.log_context import about
-from crossdraft.rpc.metrics import PREFIX, Exporter, Registry
+from crossdraft.rpc.metrics import PREFIX, Exporter
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
@@ -142,7 +142,7 @@ class OrchestratorMetrics:
     """Of one orchestrator; the latencies that clients see are measured by the fronts."""
 
     def __init__(self, model: str) -> None:
-        self.registry = Registry()
+        self.registry = CollectorRegistry()
         self._model = model
         name, to, labels = f"{PREFIX}orchestrator_", self.registry, ("model_name",)
         running = Gauge(f"{name}running_outputs", "Outputs that are being made.", labels, registry=to)

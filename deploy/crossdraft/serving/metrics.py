@@ -16,7 +16,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from crossdraft.client import Kind, RequestError, Statistics
@@ -25,7 +25,7 @@ from crossdraft.rpc.errors import Overloaded, ServiceError, name_of
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.generation import Committed, OutputEnded
 from crossdraft.rpc.log_context import about
-from crossdraft.rpc.metrics import PREFIX, Registry, exposition
+from crossdraft.rpc.metrics import PREFIX, exposition
 from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, UnknownModelError
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
@@ -87,9 +87,9 @@ HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], tuple[str, ...]], ...] = (
 )
 
 
-def registry_of_all(folder: str) -> Registry:
+def registry_of_all(folder: str) -> CollectorRegistry:
     """A registry that adds up what the processes that share this folder have counted."""
-    registry = Registry()
+    registry = CollectorRegistry()
     MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
     return registry
 
@@ -101,7 +101,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.registry = Registry()
+        self.registry = CollectorRegistry()
         shared = os.environ.get(SHARED_FOLDER)
         self.exported = self.registry if shared is None else registry_of_all(shared)
         self.lag = LoopLag(self.registry, "front")  # to be started in the event loop

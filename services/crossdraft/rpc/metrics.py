@@ -5,12 +5,12 @@ They are computed when they are scraped.
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -21,6 +21,7 @@ from crossdraft.types.statistics import ModelStatistics
 # Metrics that vLLM has too are named as there, after this prefix in place of `vllm:`. The colon is for recording rules,
 # and promtool refuses it.
 PREFIX = "crossdraft_"
+disable_created_metrics()  # type: ignore[no-untyped-call]  # of the time that each was made, which doubles the text
 LABELS = ("model_name", "role")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)  # bounds of the histogram, sessions
 TOTALS = {count.name: count.metadata["text"] for count in fields(Tally) if count.metadata}
@@ -34,16 +35,7 @@ MODEL_TOTALS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = 
 )
 
 
-class Registry(CollectorRegistry):
-    """Metrics that are asked for together; without the time that each was made, which doubles the text."""
-
-    def collect(self) -> Iterable[Metric]:
-        for family in super().collect():
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            yield family
-
-
-def exposition(registry: Registry, accept: str = "") -> tuple[bytes, str]:
+def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
     """The text of all metrics, and its content type, for what the header `Accept` says."""
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
@@ -52,7 +44,7 @@ def exposition(registry: Registry, accept: str = "") -> tuple[bytes, str]:
 class Exporter:
     """Answers `GET /metrics` on a port of its own, in threads of its own: a slow reader delays no session."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._server: WSGIServer | None = None
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, Self, TextIO
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
 
 from crossdraft.config.service import SessionOptions
 from crossdraft.rpc.errors import CannotListen
@@ -24,7 +25,7 @@ from crossdraft.rpc.event_loop import LoopLag, until_signalled
 from crossdraft.rpc.frames import Answer, Ask, Opening, RoleCodec
 from crossdraft.rpc.handlers import Handlers, Service
 from crossdraft.rpc.memory import MemoryEndpoint
-from crossdraft.rpc.metrics import Exporter, Registry, ServiceMetrics
+from crossdraft.rpc.metrics import Exporter, ServiceMetrics
 from crossdraft.rpc.security import FrontFiles, TlsFiles, server_credentials
 from crossdraft.rpc.transport import SERVER_OPTIONS, ChannelOptions, MessageLimit
 from crossdraft.types.statistics import ModelStatistics
@@ -223,7 +224,7 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
             self._endpoint = Endpoint(listening, {role.service: handlers.registered()})
         self._here = MemoryEndpoint(handlers)
         self.here = self._here.address  # for clients in its own process
-        self.registry = Registry()
+        self.registry = CollectorRegistry()
         self.own_metrics = ServiceMetrics(role.name, service.description.model, handlers.activity, statistics)
         self.registry.register(self.own_metrics)
         self._lag = LoopLag(self.registry, role.name)
