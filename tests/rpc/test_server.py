@@ -114,7 +114,7 @@ async def test_a_server_has_ended_once_its_calls_have():
         assert await call.code() != grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_serving_prints_one_line_and_ends_on_a_signal(number):
     class Output(io.StringIO):
         def flush(self) -> None:
@@ -126,6 +126,18 @@ async def test_serving_prints_one_line_and_ends_on_a_signal(number):
     about = {"model": DESCRIPTION.model, "fingerprint": DESCRIPTION.fingerprint}
     assert json.loads(output.getvalue()) == {"ready": True, "role": "target", "address": server.address} | about
     assert output.getvalue().count("\n") == 1
+
+
+async def test_a_signal_that_is_ignored_as_by_nohup_ends_no_server() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        serving = asyncio.create_task(serve(Server(TARGET, PuppetService(), AT_ONCE), output := io.StringIO()))
+        await until(output.getvalue)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(autouse=True)

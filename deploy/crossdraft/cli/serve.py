@@ -1,4 +1,4 @@
-"""`crossdraft serve`: one server in this process, until SIGTERM or SIGINT.
+"""`crossdraft serve`: one server in this process, until SIGTERM, SIGINT or SIGHUP.
 
 A line of JSON on stdout says when it is ready. All functions raise UsageError if an option is out of its range or does
 not fit another one or the model, and CommandFailed if the model cannot be run or the address cannot be had.

@@ -5,7 +5,7 @@ import ctypes
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,16 +26,16 @@ def heard() -> list[signal.Signals]:
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-async def until_signalled(work: Coroutine[Any, Any, None]) -> int:
+async def until_signalled(work: Coroutine[Any, Any, None], always: Sequence[signal.Signals] = ()) -> int:
     """Runs it; each signal cancels it, so that a second one ends what the first one began. Returns the number of the
-    first one; 0: it ended by itself."""
+    first one; 0: it ended by itself. `always`: signals that are heard although this process had them ignored."""
     task, received, loop = asyncio.create_task(work), list[int](), asyncio.get_running_loop()
 
     def cancel(number: int) -> None:
         received.append(number)
         task.cancel()
 
-    for number in (numbers := heard()):
+    for number in (numbers := {*heard(), *always}):
         loop.add_signal_handler(number, cancel, number)
     try:
         await task

@@ -279,7 +279,8 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
-    """Serves until a signal comes, then drains; a second one ends that. Prints a ready line. Raises CannotListen."""
+    """Serves until SIGTERM, SIGINT or, unless nohup has it ignored, SIGHUP; then drains, which a second one ends.
+    Prints a ready line. Raises CannotListen."""
 
     async def serving() -> None:
         async with server:
@@ -287,7 +288,7 @@ async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
             print(server.ready_line(), file=output, flush=True)
             await asyncio.Event().wait()
 
-    await until_signalled(serving())
+    await until_signalled(serving(), always=(signal.SIGINT,))  # which a shell's background has ignored
 
 
 @contextmanager
