@@ -184,6 +184,13 @@ def test_prompts_that_cannot_be(cli: Cli, pair: Pair) -> None:
     assert "the prompt is not UTF-8" in cli("generate", *pair, "-", stdin=b"\xff").err
 
 
+def test_a_record_that_cannot_be_written_fails_the_command_and_the_output_is_shown(cli: Cli, target: str) -> None:
+    options = ("generate", "--target", target, "--temperature", 0, *SHORT)
+    text, failed = cli(*options).out, cli(*options, "--record", "/dev/full")
+    failed.says(text, err="the output is not recorded: [Errno 28] No space left on device\n", code=1)
+    assert "name a file that can be written with --record\n" in failed.err
+
+
 def test_services_that_cannot_be_reached(cli: Cli, target: str, nowhere: str) -> None:
     ended = cli("generate", "--target", nowhere, "--drafter", "none", PROMPT)
     ended.failed("check that the service runs there", 1, lines=1)

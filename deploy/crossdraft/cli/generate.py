@@ -8,7 +8,7 @@ from typing import Any
 
 from crossdraft.cli.display import Generated, JsonScreen, Screen, TextScreen
 from crossdraft.cli.processes import check_address, checked_addresses, patience
-from crossdraft.cli.running import UsageError, checked_options, flag_of, run_to_end
+from crossdraft.cli.running import CommandFailed, UsageError, checked_options, flag_of, run_to_end
 from crossdraft.cli.serve import check_engine, faults_of_models, own_services, tls_files
 from crossdraft.client import GenerationRequest, Overlap, SamplingOptions, connect
 from crossdraft.client.api import Addresses
@@ -123,6 +123,8 @@ async def _with_services(request: GenerationRequest, where: WhereToGenerate, scr
         await _show(request, generation, screen)
         if watch is not None and isinstance(screen, TextScreen):
             screen.rounds(watch.take())
+    if generation.unrecorded:  # a warning has said why
+        raise CommandFailed("the output is whole, its record is not: name a file that can be written with --record")
 
 
 async def _on_server(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:

@@ -132,6 +132,7 @@ class Generation(TokenStream):
         self._queue: asyncio.Queue[Sequence[Emitted] | PromptScored | None] = asyncio.Queue()  # of one event
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
+        self.unrecorded = False  # whether the request names a file for its record that could not be written
         self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.log_context`)
 
     async def aclose(self) -> None:
@@ -204,6 +205,7 @@ class Generation(TokenStream):
             try:
                 await asyncio.to_thread(_write_trace, path, self._recorded)
             except OSError as error:
+                self.unrecorded = True
                 log.warning("the output is not recorded: %s", error)
 
     def _token(self, emitted: Emitted) -> Token:
