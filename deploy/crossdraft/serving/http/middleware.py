@@ -53,6 +53,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # the server sends no body then
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         scope[ID_KEY] = name = _named(headers.get(REQUEST_ID))
         begun = False
