@@ -1,5 +1,6 @@
 """What a request may ask for, alone and of a pair; prompts of all forms, as target and drafter read them."""
 
+import json
 from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import fields, replace
@@ -110,7 +111,14 @@ def test_what_is_left_out_is_so_in_copies_and_between_processes(moved: Callable[
     assert known.with_defaults(moved(asked), OWN) == moved(asked)
 
 
-@pytest.mark.parametrize("text", ["{}", "no JSON", '{"model": {"type": "BPE"}}'])
+CHANGED = (  # parts with which the library panics: when it reads the file, and when it reads a text
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+)
+PANICS = [json.dumps(json.loads(kind("gpt2").json) | changed) for changed in CHANGED]
+
+
+@pytest.mark.parametrize("text", ["{}", "no JSON", '{"model": {"type": "BPE"}}', *PANICS])
 def test_a_tokenizer_that_nothing_can_read_is_an_error_with_a_text(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         known.tokenization_of(replace(kind("gpt2").described(controls=()), tokenizer_json=text), Side.DRAFTER)

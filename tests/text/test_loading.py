@@ -100,6 +100,14 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path, folder: str, files: str, 
         load_tokenizer_json(str(tmp_path / folder))
 
 
+def test_a_file_with_which_the_library_panics_is_named(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, kind("gpt2"))
+    changed = json.loads(kind("gpt2").json) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer: .*; write it again"):
+        load_tokenizer_json(folder)
+
+
 def test_without_a_network_the_cache_of_the_hub_is_used_and_nothing_waits(tmp_path: Path, monkeypatch) -> None:
     """Of a model that is there a file that is not there is one that the model has not."""
     for name, value in (("HF_HUB_OFFLINE", False), ("ENDPOINT", "http://127.0.0.1:1"), ("HF_HUB_CACHE", str(tmp_path))):

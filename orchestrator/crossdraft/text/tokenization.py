@@ -4,6 +4,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 
 from tokenizers import Encoding, Tokenizer
@@ -38,6 +39,24 @@ def encode_beginning(encode: Callable[[Letters], tuple[int, ...]], letters: Lett
     return ()
 
 
+@contextmanager
+def _faults(of: str) -> Iterator[None]:
+    """What the library raises as ValueError: bare Exceptions, and panics, which are none and would end far more than
+    what they are about."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ValueError(f"{of}{error}") from error
+        raise
+
+
+def read_tokenizer(tokenizer_json: str) -> Tokenizer:
+    """Raises ValueError: it is damaged."""
+    with _faults(of=""):
+        return Tokenizer.from_str(tokenizer_json)
+
+
 class Tokenization:
     """A tokenizer with the letters of its vocabulary.
 
@@ -49,10 +68,10 @@ class Tokenization:
         anatomy = anatomy_of(tokenizer_json)
         self.vocabulary = vocabulary
         self.lossy = anatomy.lossy  # names of the parts of the tokenizer that change text
-        self._prompt = Tokenizer.from_str(tokenizer_json)
+        self._prompt = read_tokenizer(tokenizer_json)
         self._prompt.no_truncation()
         self._prompt.no_padding()
-        self._continuation = Tokenizer.from_str(continuation_json(tokenizer_json, vocabulary.size))
+        self._continuation = read_tokenizer(continuation_json(tokenizer_json, vocabulary.size))
         self._continuation.encode_special_tokens = True  # names of special tokens in text are text
         # a `▁` in text would be decoded as a space
         self._unwritable = SPACE_MARK if anatomy.space_mark else ""
@@ -124,10 +143,8 @@ class Tokenization:
         return tuple(token for token in ids if token < size) if beyond else tuple(ids)
 
     def _read(self, tokenizer: Tokenizer, text: str, special: bool) -> Encoding:
-        try:
+        with _faults("the tokenizer cannot read this text: "):  # perhaps it has not even an unknown token for it
             return tokenizer.encode(text, add_special_tokens=special)
-        except Exception as error:  # the library raises a bare one for what has no token, not even an unknown one
-            raise ValueError(f"the tokenizer cannot read this text: {error}") from error
 
     def prompt_letters(self, ids: Sequence[int]) -> Letters:
         """The letters of a prompt's ids, without those that this tokenizer puts before every prompt."""

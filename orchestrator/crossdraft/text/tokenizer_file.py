@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from crossdraft.text.chat_template import ChatTemplate
 from crossdraft.text.letters import ControlRole, Side
-from crossdraft.text.tokenization import Tokenization
+from crossdraft.text.tokenization import Tokenization, read_tokenizer
 from crossdraft.text.vocabulary import BYTE_OF, Vocabulary
 
 END_OF_TURN_NAMES = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|eot|>"))
@@ -103,8 +103,8 @@ def _tokenizer(source: str, find: Find) -> tuple[str, Tokenizer]:
         raise ValueError(f"{path} is not a tokenizer: it has no model; write it again with save_pretrained")
     tokenizer_json = _of_ranks(path) if path.suffix == RANKS else path.read_text(encoding="utf-8")
     try:
-        return tokenizer_json, Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # what the library raises for a damaged file is a bare Exception; it is passed on, named
+        return tokenizer_json, read_tokenizer(tokenizer_json)
+    except ValueError as error:
         raise ValueError(f"{path} is not a tokenizer: {error}; write it again with save_pretrained") from error
 
 
