@@ -125,6 +125,7 @@ async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], f
         (("--level", 1), "--level must be between 0 and 1"),
         (("--greedy", 100), "100 prompts are to be used and there are 42: give --prompts FILE"),
         ((), "cannot connect to http://127.0.0.1:1"),
+        (("--api-key", "é" * 16), "an API key has visible ASCII characters only, and no spaces; check --api-key"),
     ],
 )
 def test_what_is_refused(cli: Cli, options: tuple[object, ...], complaint: str) -> None:

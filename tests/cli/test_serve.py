@@ -271,6 +271,7 @@ def test_the_same_as_without_a_server(cli: Cli, pair: Pair, server: str, options
         (("--model", "other"), "there is no model 'other'; there is toy"),
         (("--drafter", "other"), "'toy' has no drafter 'other'; there is small"),
         (("--method", "standard"), "method 'standard' needs a drafter with the target's vocabulary"),
+        (("--api-key", "a b"), "an API key has visible ASCII characters only, and no spaces; check --api-key"),
         (("--record", "file"), "record is not for a server: leave it out (--record)"),
         (("--target", "127.0.0.1:1"), "a server has its own targets"),
     ],

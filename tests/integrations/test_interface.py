@@ -82,6 +82,7 @@ FILES = {f"CROSSDRAFT_TLS_{name}": f"/{name}" for name in ("CA", "CERT", "KEY")}
 
 def test_options_come_from_the_environment() -> None:
     assert Options.read(OWN) == Options(("one:1", "10.0.0.2:7102"))
+    assert Options.read({name: f" {value}\n" for name, value in (OWN | FILES).items()}) == Options.read(OWN | FILES)
     more = {"CROSSDRAFT_MAX_WAIT_MS": "0", "CROSSDRAFT_ASSUME_GREEDY": "1", "CROSSDRAFT_ANY_VLLM": "0"}
     files = TlsFiles(Path("/CA"), Path("/CERT"), Path("/KEY"))
     assert Options.read(OWN | FILES | more) == Options(("one:1", "10.0.0.2:7102"), files, 0.0, only_greedy=True)

@@ -233,7 +233,9 @@ async def test_keys() -> None:
         async with GenerationClient(server.address, "wrong") as client:
             with pytest.raises(errors.KeyRefused, match=r"this API key is not known.*\(check the API key: --api-key"):
                 await client.models()
-        async with Client(server.address, KEY) as client:
+        with pytest.raises(ValueError, match="has visible ASCII characters only"):
+            GenerationClient(server.address, "é" * 16)
+        async with Client(server.address, f" {KEY}\n") as client:  # as of a file
             assert await client.models() == (TOY,)
             assert [token async for token in client.generate("Hello")] == list(TOKENS)
 

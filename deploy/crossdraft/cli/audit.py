@@ -27,6 +27,7 @@ from crossdraft.cli.running import (
 )
 from crossdraft.client.api import software
 from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference
+from crossdraft.config.fields import bare_key
 
 try:
     from crossdraft.audit.checks import NOT_CHECKED, AuditPlan, Result
@@ -94,12 +95,14 @@ async def run(plan: AuditPlan, audited: AuditedEndpoint, reference: AuditReferen
     extra = fields_of("--reference-body", reference.reference_body)
     if extra and not (url or reference.model):
         raise UsageError("--reference-body needs a reference: give --reference-url or --model")
+    with checked_options():
+        key, other_key = map(bare_key, (audited.api_key, reference.reference_api_key))
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     asks = partial(Endpoint, prompt=plan.prompts[0], concurrency=options.concurrency, timeout=options.timeout)
     async with AsyncExitStack() as stack:
         endpoint = asks(
             url=base_url(audited.url),
-            key=audited.api_key,
+            key=key,
             model=audited.served_model_name,
             api=audited.api,
             choices=options.choices,
@@ -113,7 +116,7 @@ async def run(plan: AuditPlan, audited: AuditedEndpoint, reference: AuditReferen
             (front,) = await stack.enter_async_context(running([http_server(target.address)]))
             url = f"http://{front.address}"
         if url:
-            other = asks(url=url, key=reference.reference_api_key, extra=extra, api=able.api)
+            other = asks(url=url, key=other_key, extra=extra, api=able.api)
             await stack.enter_async_context(other)
         planned, asked = plan.requests(endpoint, other), [one for one in (endpoint, other) if one is not None]
         with counted(planned, "requests") as advance:

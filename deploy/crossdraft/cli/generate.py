@@ -130,12 +130,10 @@ async def _with_services(request: GenerationRequest, where: WhereToGenerate, scr
 async def _on_server(request: GenerationRequest, where: WhereToGenerate, screen: Screen) -> None:
     with checked_options():
         tls = None if where.tls_ca is None else trusting_credentials(where.tls_ca)
+        connection = Client(where.server or "", where.api_key, tls)
     named = None if where.drafter is None else ",".join(where.drafter)
     try:
-        async with (
-            Client(where.server or "", where.api_key, tls) as client,
-            client.run(request, where.model or "", named) as generation,
-        ):
+        async with connection as client, client.run(request, where.model or "", named) as generation:
             await _show(request, generation, screen)
     except NameUnknown as error:
         raise UsageError(str(error)) from error

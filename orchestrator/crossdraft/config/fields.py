@@ -165,6 +165,14 @@ def fault_of_address(address: str) -> str:
     return "" if found and 0 < int(found[1]) < 65536 else f"must be HOST:PORT, {how}, got {address!r}"
 
 
+def bare_key(given: str) -> str:
+    """An API key without the blanks around it that a file or a variable may have. Raises ValueError: it is none."""
+    key = given.strip()
+    if not all("!" <= letter <= "~" for letter in key):
+        raise ValueError("an API key has visible ASCII characters only, and no spaces; check --api-key")
+    return key
+
+
 def unchecked(record: Kind, **changed: Any) -> Kind:
     """The same with other values, known to be right: to check all again takes as long as the record is large."""
     other = copy(record)

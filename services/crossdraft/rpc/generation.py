@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from crossdraft.config.fields import fault_of_address
+from crossdraft.config.fields import bare_key, fault_of_address
 from crossdraft.rpc import codec, errors, log_context
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit, channel_to
 from crossdraft.session.events import Reason
@@ -252,7 +252,7 @@ def _name(kinds: Any, number: int, field: str, needed: bool = False) -> str:
 @dataclass(eq=False)
 class GenerationClient:
     """One channel to a server of Generation. Must be made in a running event loop, and closed. Raises ValueError: the
-    address is not host:port."""
+    address is not host:port, or the key has what no key has."""
 
     address: str  # host:port
     key: str = field(default="", repr=False)  # for the API; empty: none
@@ -264,6 +264,7 @@ class GenerationClient:
     def __post_init__(self) -> None:
         if fault := fault_of_address(self.address):
             raise ValueError(f"the address of a server {fault}")
+        self.key = bare_key(self.key)
         self._channel = channel_to(self.address, self.tls, FRONT_CLIENT_OPTIONS + self.limit.options())
 
     @property

@@ -72,7 +72,7 @@ class Options:
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> "Options":
-        given = {name: environment.get(f"{PREFIX}{name}", "") for name in VARIABLES}
+        given = {name: environment.get(f"{PREFIX}{name}", "").strip() for name in VARIABLES}
         drafters = addresses_of(given["DRAFTER"])
         if not drafters or any(map(fault_of_address, drafters)):
             raise ValueError(
