@@ -128,7 +128,7 @@ async def test_serving_prints_one_line_and_ends_on_a_signal(number):
     assert output.getvalue().count("\n") == 1
 
 
-async def test_a_signal_that_is_ignored_as_by_nohup_ends_no_server() -> None:
+async def test_a_hang_up_that_nohup_has_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         serving = asyncio.create_task(serve(Server(TARGET, PuppetService(), AT_ONCE), output := io.StringIO()))

@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import socket
+import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
