@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from crossdraft.engine import attention
+from crossdraft.engine import attention, requests
 from crossdraft.engine import batch as batches
 from crossdraft.engine.attention import Layout, Scores, Window, attend
 from crossdraft.engine.requests import NO_TREE, CachedTokens, Extent, InputTokens, common_prefix, plan_inputs
@@ -247,6 +248,19 @@ def test_a_common_prefix_is_as_long_as_the_ids_are_equal(first, one, other):
     pairs = zip((*first, *one, None), (*first, *other), strict=False)
     equal = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     assert common_prefix((*first, *one), (*first, *other)) == equal
+
+
+@pytest.mark.parametrize("held", [(1, 2, 3), (1, 9, 3), (1, 2), ()])
+def test_what_a_context_was_made_of_is_believed_of_this_very_tuple_only(held: tuple[int, ...]) -> None:
+    """Then it saves a comparison, and changes nothing."""
+    before, tree = (1, 2, 3), TokenTree.chain((4, 5, 6))
+    asked = Request(0, (*before, 4, 7), TokenTree.chain((8,)), grown_from=before)
+    for ids in (before, held):
+        cached = CachedTokens(ids, tree)
+        with patch.object(requests, "common_prefix", Mock(wraps=common_prefix)) as compared:
+            plan = plan_inputs(cached, asked)
+        assert ((ids, asked.context) in [call.args for call in compared.mock_calls]) == (ids is not before)
+        assert vars(plan) == vars(plan_inputs(cached, replace(asked, grown_from=None)))
 
 
 @given(st.lists(st.tuples(st.integers(20, 60), st.integers(0, 20)), min_size=1, max_size=4), st.integers(1, 6))

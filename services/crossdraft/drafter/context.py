@@ -118,7 +118,7 @@ class Context:
         written = list(map(self._tokenization.vocabulary.letters.__getitem__, ids))
         if "".join(written) == text[start:]:  # the usual case
             self._tokens += ids
-            self._ends += (start + size for size in accumulate(map(len, written)))
+            self._ends += islice(accumulate(map(len, written), initial=start), 1, None)
             return
         for token, letters in zip(ids, written, strict=True):
             if not (self._tokenization.lossy or text.startswith(letters, end)):

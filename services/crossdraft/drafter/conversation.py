@@ -93,7 +93,7 @@ class DraftProgress:
 
     def due(self) -> Iterator[Drafted]:
         """The replies that are due."""
-        while True:
+        while self._draft_tokens or self._branches:
             size, left = self._size, max(0, self.count - self.sent)
             ready = min(len(self._draft_tokens), left)
             if ready >= size or (ready == left and (ready or self._branches)):

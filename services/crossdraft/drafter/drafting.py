@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 
 from crossdraft.drafter.context import Context, NoRoomError
@@ -217,6 +217,9 @@ class DraftTree:
         return tuple(reversed(path))
 
 
+_without_row = lru_cache(1 << 14)(DraftToken)  # of which a draft of many outputs makes hundreds
+
+
 @dataclass(frozen=True, eq=False)
 class SessionState:
     """What all epochs of a session draft with; the engine's name for the session."""
@@ -397,8 +400,9 @@ class Drafting:
             self._epoch.add_branch(self._state.branches.add(branch))
 
     def _draft_token(self, draw: Draw) -> DraftToken:
-        row = Row(*draw.distribution) if self._state.rows and draw.distribution is not None else None
-        return DraftToken(draw.token, row, self._state.source.whose)
+        if not self._state.rows or draw.distribution is None:
+            return _without_row(draw.token, None, self._state.source.whose)
+        return DraftToken(draw.token, Row(*draw.distribution), self._state.source.whose)
 
     def _send(self, send: Callable[[Drafted], None]) -> None:
         for reply in self._epoch.due():

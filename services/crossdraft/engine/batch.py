@@ -277,13 +277,14 @@ def numbers_of(slices: Sequence[InputTokens], size: int, windows: Windows, paddi
     begins = counts.cumsum() - counts
     end = int(begins[-1] + counts[-1])
     ids, positions, kept = numbers[:OWN, :end]
-    ids[:], positions[:] = _flat([inputs.tokens for inputs in slices]), _flat([inputs.positions for inputs in slices])
+    trees = [at for at, inputs in enumerate(slices) if not inputs.tree.is_chain]
+    places = _flat([inputs.places for inputs in slices])
+    ids[:] = _flat([inputs.tokens for inputs in slices])
+    positions[:] = _flat([inputs.positions for inputs in slices]) if trees else places
     wanted = _flat([inputs.wanted for inputs in slices], begins)
     kept[: len(wanted)] = wanted
     ranks = np.arange(end) - begins.repeat(counts)  # among the tokens of a slice
     blocks = np.where(ranks % TILE, -1, np.minimum(TILE, counts.repeat(counts) - ranks))
-    places = _flat([inputs.places for inputs in slices])
-    trees = [at for at, inputs in enumerate(slices) if not inputs.tree.is_chain]
     for number, window in enumerate(windows):
         marks = Marks(*_marks_of(numbers, number)[:, :end])
         extents = [inputs.extents[pool_of(window)] for inputs in slices]

@@ -19,7 +19,7 @@ class ContextOverflowError(ValueError):
 class ForwardRequest:
     """Asks for logits after the committed tokens of a session and after nodes of a token tree.
 
-    The fields up to `hidden` never change; those after it are written by the model thread, its scheduler and engine.
+    The fields up to `grown_from` never change; those after it the model thread, its scheduler and its engine write.
     """
 
     session: Hashable
@@ -28,6 +28,7 @@ class ForwardRequest:
     wanted: tuple[int, ...] | None = None  # rows of logits, ascending: 0 is the root, i + 1 node i; None: all
     more: int = 0  # nodes that may follow without another request, and have slots
     hidden: bool = False  # the engine notes what its head has read for each of these rows
+    grown_from: tuple[int, ...] | None = None  # a tuple that the context was made of by appending, if one is known
     asked: float = 0.0  # when, in seconds of the thread's clock
     back: bool = True  # the session was away before it
     began: float | None = None  # when its first step did
@@ -104,14 +105,14 @@ class Extent:
 
 @dataclass(eq=False)
 class InputTokens:
-    """Tokens that a forward computes for one request; the first three lists have one entry a token.
+    """Tokens that a forward computes for one request; the first three have one entry a token.
 
     A *place* counts what a session has cached, from its first committed token on: the nodes of its tree follow.
     """
 
     tokens: list[int]
-    positions: list[int]  # in the token's own path
-    places: list[int]  # where its key and value go, ascending
+    positions: Sequence[int]  # in the token's own path
+    places: Sequence[int]  # where its key and value go, ascending
     wanted: Sequence[int]  # indices of the tokens whose logits are asked for, ascending
     committed: int  # length of the context: node i of the tree has place committed + i
     tree: TokenTree
@@ -149,7 +150,7 @@ class InputTokens:
 def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     """The tokens to compute for `request`, given what is cached of its session."""
     context, tree = request.context, request.tree
-    kept = common_prefix(cached.ids, context)
+    kept = len(cached.ids) if request.grown_from is cached.ids else common_prefix(cached.ids, context)
     kept = kept if kept >= cached.least else 0
     branch: list[int] = []
     shared: Sequence[int] = ()
@@ -160,6 +161,7 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     size, root, count = len(context), request.wanted is None or 0 in request.wanted, len(tree.tokens)
     start = min(kept + len(branch), size - root)
     nodes: Sequence[int] = range(count)
+    places: Sequence[int]
     wanted: Sequence[int] = range(size - root - start, size - start + count)
     if request.wanted is not None and count:
         nodes = sorted({*range(len(shared), len(nodes)), *(row - 1 for row in request.wanted if row)})
@@ -168,11 +170,13 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     kept_nodes = [*branch, *shared] if branch else [*shared]
     moves = () if kept_nodes == [*range(len(kept_nodes))] else tuple([kept + node for node in kept_nodes])
     if len(nodes) == count:
-        tokens, places = [*context[start:], *tree.tokens], [*range(start, size + count)]
+        tokens, places = [*context[start:], *tree.tokens], range(start, size + count)
     else:
         tokens = [*context[start:], *map(tree.tokens.__getitem__, nodes)]
         places = [*range(start, size), *map(size.__add__, nodes)]
-    positions = places if tree.is_chain else [*range(start, size), *map(size.__add__, _depths(tree, nodes))]
+    positions: Sequence[int] = (
+        places if tree.is_chain else [*range(start, size), *map(size.__add__, _depths(tree, nodes))]
+    )
     return InputTokens(tokens, positions, places, wanted, size, tree, moves, kept)
 
 

@@ -166,6 +166,7 @@ class TargetSession:
         self._closed = False
         self._left_at = float("-inf")  # seconds of the loop's clock: when the latest reply left
         self._context = opening.prompt  # and what was committed after it
+        self._before: tuple[int, ...] | None = None  # the context of the pass before
         self._offset = 0  # letters of the output
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
@@ -272,6 +273,7 @@ class TargetSession:
             what = f"a tree of {len(request.tree)}" if request.run == 1 else f"a run of {request.run}"
             self._check_room(size, f"the text with {what}")
         self._number = request.number
+        self._before = self._context
         self._context += request.committed
         self._offset += self._letters(request.committed)
         if self._matcher is not None:
@@ -296,7 +298,8 @@ class TargetSession:
         """Runs in the model thread."""
         masks = masks or self._masks(self._text, request)
         context, asks = self._context, self._opening.hidden
-        answer: ForwardResult = yield ForwardRequest(self, context, request.tree, request.wanted, hidden=asks)
+        forward = ForwardRequest(self, context, request.tree, request.wanted, hidden=asks, grown_from=self._before)
+        answer: ForwardResult = yield forward
         hidden = self._running.thread.engine.hidden.pop(self, None)
         asked = self._nodes(answer.logits, context, request, masks)
         self._answered = request.answered
@@ -339,14 +342,15 @@ class TargetSession:
     def _draw_run(self, request: Pass, run: Run, masks: "Future[Bits] | None") -> Job[None]:
         """Runs in the model thread."""
         opening, text = self._opening, self._text
-        context, offset, more, first, ended = self._context, self._offset, True, 0, 0.0
+        context, before, offset, more, first, ended = self._context, self._before, self._offset, True, 0, 0.0
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
         while more:
             # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
             guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
             asked = replace(request, tree=TokenTree.chain(guess)) if guess else request
             masks = masks or self._masks(text, asked)
-            answer: ForwardResult = yield ForwardRequest(self, context, asked.tree, hidden=opening.hidden)
+            forward = ForwardRequest(self, context, asked.tree, hidden=opening.hidden, grown_from=before)
+            answer: ForwardResult = yield forward
             hidden = self._running.thread.engine.hidden.pop(self, None)
             offsets = [*accumulate(map(self._lengths.__getitem__, guess), initial=offset)]
             drawn = yield self._sampling(self._nodes(answer.logits, context, asked, masks), offsets)
@@ -357,7 +361,7 @@ class TargetSession:
             held = takewhile(lambda pair: pair[0].token == pair[1] not in stops, zip(samples, guess, strict=False))
             samples = samples[: 1 + sum(1 for _ in held)]
             tokens = tuple(sample.token for sample in samples)
-            context += tokens
+            before, context = context, context + tokens
             offset += self._letters(tokens)
             more = first + len(tokens) < run.tokens and stops.isdisjoint(tokens) and not run.over
             if self._matcher is not None:
