@@ -53,6 +53,8 @@ class ForwardRequest:
         """The tree with them, at least one."""
         tree, first = self.tree, len(self.tree.tokens)
         parent = (first if self.wanted is None else self.wanted[-1]) - 1
+        if tree.is_chain and parent == first - 1:
+            return TokenTree.chain((*tree.tokens, *tokens))
         return TokenTree((*tree.tokens, *tokens), (*tree.parents, parent, *range(first, first + len(tokens) - 1)))
 
     def check(self, max_length: int) -> None:
