@@ -176,9 +176,9 @@ def plan_inputs(cached: CachedTokens, request: ForwardRequest) -> InputTokens:
     else:
         tokens = [*context[start:], *map(tree.tokens.__getitem__, nodes)]
         places = [*range(start, size), *map(size.__add__, nodes)]
-    positions: Sequence[int] = (
-        places if tree.is_chain else [*range(start, size), *map(size.__add__, _depths(tree, nodes))]
-    )
+    positions = places
+    if not tree.is_chain:
+        positions = [*range(start, size), *map(size.__add__, _depths(tree, nodes))]
     return InputTokens(tokens, positions, places, wanted, size, tree, moves, kept)
 
 
