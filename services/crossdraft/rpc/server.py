@@ -4,8 +4,8 @@ import asyncio
 import gc
 import json
 import logging
-import socket
 import signal
+import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
