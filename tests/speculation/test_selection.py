@@ -15,11 +15,16 @@ Cost = Callable[[int, Choice], tuple[float, float]]  # seconds and tokens of a r
 Guesses = Mapping[Choice, Round]
 
 
+def add(selection: ArmSelection, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
+    if selection.add(seconds, tokens, pure, guesses, outputs):
+        selection.decide(guesses)
+
+
 def selection_of(rounds: int = 0) -> ArmSelection:
     """After so many rounds without a drafter; after three it tries an arm."""
     selection = ArmSelection(LossBudget(), PLAIN)
     for _ in range(rounds):
-        selection.add(PASS, 1.0, True, guessed(), 1)
+        add(selection, PASS, 1.0, True, guessed(), 1)
     return selection
 
 
@@ -33,7 +38,7 @@ def run(cost: Cost, tokens: float, selection: ArmSelection, guesses: Guesses | N
     seconds, emitted, number = 0.0, 0.0, 0
     while emitted < tokens:
         took, brought = cost(number, selection.current)
-        selection.add(took, brought, True, guesses or guessed(), outputs)
+        add(selection, took, brought, True, guesses or guessed(), outputs)
         seconds, emitted, number = seconds + took, emitted + brought, number + 1
     return seconds
 
@@ -95,7 +100,7 @@ def test_the_loss_is_bounded_whatever_is_done_to_deceive(name: str, outputs: int
     for number in range(4000):
         excused, arm = selection.budget.excuses, selection.current
         seconds, tokens = ADVERSARIES[name](number, arm) if arm.drafts else (PASS, 1.0)
-        selection.add(seconds, tokens, True, guessed(), outputs)
+        add(selection, seconds, tokens, True, guessed(), outputs)
         stall = selection.budget.excuses < excused
         lost += (PASS if stall else seconds) / PASS - tokens
         emitted += tokens
@@ -139,7 +144,7 @@ def test_the_first_round_of_an_arm_is_charged_and_says_nothing() -> None:
     tried = selection.current
     for seen in (False, True):
         credit = selection.budget.credit
-        selection.add(2 * PASS, 1.0, True, guessed(), 1)
+        add(selection, 2 * PASS, 1.0, True, guessed(), 1)
         assert (selection.seen(tried) > 0) is seen
         assert selection.budget.credit < credit
 
@@ -155,7 +160,7 @@ def test_an_outage_keeps_no_drafter_away_for_long() -> None:
     selection, speeds = selection_of(), {ARMS[1]: 2.0}
     run(of(speeds), 500, selection)
     for _ in range(int(EXCUSES) + 3):
-        selection.add(60.0, 2.0, True, guessed(), 1)
+        add(selection, 60.0, 2.0, True, guessed(), 1)
     assert not selection.usual.drafts
     run(of(speeds), 3 * CREDIT / EARNED, selection)
     assert selection.usual == ARMS[1]
@@ -166,9 +171,9 @@ def test_rounds_in_which_not_all_use_the_arm_cost_and_say_nothing() -> None:
     tried = selection.current
     assert tried.drafts
     for _ in range(4):
-        selection.add(PASS, 1.4, False, guessed(), 1)
+        add(selection, PASS, 1.4, False, guessed(), 1)
     assert not selection.seen(tried)
-    selection.add(PASS, 0.0, False, guessed(), 1)
+    add(selection, PASS, 0.0, False, guessed(), 1)
     assert selection.budget.credit < CREDIT
 
 
@@ -177,18 +182,18 @@ def test_what_drafts_displace_after_a_trial_is_charged_and_a_slow_round_without_
     assert selection.current.drafts
     selection.end_trial()
     for _ in range(5):  # no draft was made yet
-        selection.add(2 * PASS, 1.0, False, guessed(), 1)
+        add(selection, 2 * PASS, 1.0, False, guessed(), 1)
         assert selection.budget.credit == CREDIT
     selection.trial = ARMS[0]
-    selection.add(PASS, 1.0, True, guessed(), 1)
+    add(selection, PASS, 1.0, True, guessed(), 1)
     selection.end_trial()
     for _ in range(5):  # what was asked for still takes time
         credit = selection.budget.credit
-        selection.add(2 * PASS, 1.0, True, guessed(), 1)
+        add(selection, 2 * PASS, 1.0, True, guessed(), 1)
         assert credit - selection.budget.credit == pytest.approx(1, abs=EARNED + 1e-9)
     assert selection.seen(PLAIN) == pytest.approx(0.5, abs=0.01)  # ... and is not taken for what no drafter brings
-    selection.add(PASS, 1.0, True, guessed(), 1)
-    selection.add(2 * PASS, 1.0, True, guessed(), 1)
+    add(selection, PASS, 1.0, True, guessed(), 1)
+    add(selection, 2 * PASS, 1.0, True, guessed(), 1)
     assert selection.budget.credit > credit - 1
 
 
@@ -199,7 +204,7 @@ def test_passes_that_share_a_processor_with_drafts_do_not_make_no_drafter_slower
         drafts = selection.current.drafts
         took, brought = (4 * PASS, 2.0) if drafts else (PASS, 1.0)
         guesses = {PLAIN: Round(1.0, shown)} | {arm: Round(2.0, 1.3 * shown) for arm in ARMS}
-        selection.add(took, brought, True, guesses, 16)
+        add(selection, took, brought, True, guesses, 16)
         shown += 0.3 * ((3 * PASS if drafts else PASS) - shown)
         seconds, emitted = seconds + took, emitted + brought
     assert selection.usual == PLAIN
@@ -220,7 +225,7 @@ def test_whatever_requests_ask_for_what_was_used_long_ago_is_forgotten() -> None
     for arm in arms:
         selection.end_trial()
         selection.usual = arm
-        selection.add(PASS, 1.0, True, guessed() | {arm: Round(1.5, PASS)}, 1)
+        add(selection, PASS, 1.0, True, guessed() | {arm: Round(1.5, PASS)}, 1)
     assert len(selection.records) < 0.9 * len(arms)
     assert selection.seen(ARMS[1]) > selection.seen(ARMS[0])
 
@@ -236,7 +241,7 @@ def test_a_trial_goes_on_at_the_next_visit_of_its_load_if_outputs_do_not_only_pa
     selection.resume(arms, selection.usual)
     assert selection.current == selection.usual  # they may be on their way to another load
     selection.resume(arms, selection.usual)
-    selection.add(PASS, 1.0, False, guessed(), 1)
+    add(selection, PASS, 1.0, False, guessed(), 1)
     assert selection.trial == trial
 
 

@@ -23,7 +23,7 @@ from crossdraft.speculation.choice import (
     Observation,
     PassSeen,
 )
-from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Expected, Round, Share, Times
+from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
 from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
 
 # Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
@@ -140,16 +140,17 @@ class TargetController:
     def _end_round(self, now: float) -> None:
         selection, arm, over = self.selection, self.selection.current, self._round
         if over.began is not None and over.sharing:
-            guesses = self.guesses(over.sharing, {*self.arms, arm, selection.usual})
+            guesses = self.guesses(over.sharing, {PLAIN, arm, selection.usual})
             tokens = over.tokens / over.number
             seconds = max(0.0, now - over.began - over.reading)
             pure = over.pure and over.reading < seconds  # where most of it went into prompts the rest is noise
             self._compare(tokens, min(seconds, STALL * guesses[arm].seconds))
-            selection.add(seconds, tokens, pure, guesses, over.number)
+            if selection.add(seconds, tokens, pure, guesses, over.number):
+                selection.decide(self.guesses(over.sharing, {*self.arms, arm, selection.usual}))
             if not arm.drafts and pure:
                 for fares in {one.fares for one in over.sharing}:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
-            self.speed = selection.speed(selection.current, guesses[selection.current])
+            self.speed = selection.speed(arm, guesses[arm])
         self._choose_selection()
         arm, sharing = self.selection.current, [one for one in self.outputs if one.shares]
         number = sum(one.under_way for one in self.outputs)
@@ -204,12 +205,8 @@ class TargetController:
         """What is expected of each arm, on average over these outputs, now or at another load."""
         drafting, load = load or len(self.outputs), load or self.load
         of = [(min(1.0, factor * one.acceptance.mean()), one.worth.mean(1.0)) for one in {one.fares for one in outputs}]
-
-        def expected(arm: Choice) -> Round:
-            rounds = [self.costs.round(arm, load, drafting, *one) for one in of]
-            return rounds[0] if len(of) == 1 else Round(*map(fmean, zip(*rounds, strict=True)))
-
-        return Expected(arms, expected)
+        found = {arm: [self.costs.round(arm, load, drafting, *one) for one in of] for arm in arms}
+        return {arm: Round(*map(fmean, zip(*rounds, strict=True))) for arm, rounds in found.items()}
 
     def idle(self, now: float) -> str:
         """Why nothing is drafted now with a drafter that is there, for people; empty if it is, or that is not known."""

@@ -5,7 +5,7 @@ The model of costs only orders the arms and says what a trial may cost: what an 
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import log2
 from statistics import median
 from typing import NamedTuple
@@ -92,26 +92,6 @@ class Round(NamedTuple):
 
     tokens: float
     seconds: float
-
-
-class Expected(Mapping[Choice, Round]):
-    """What is expected of arms, each computed when it is first asked for: most rounds ask for one or two."""
-
-    def __init__(self, arms: Iterable[Choice], expected: Callable[[Choice], Round]) -> None:
-        self._found: dict[Choice, Round | None] = dict.fromkeys(arms)
-        self._expected = expected
-
-    def __getitem__(self, arm: Choice) -> Round:
-        found = self._found[arm]
-        if found is None:
-            found = self._found[arm] = self._expected(arm)
-        return found
-
-    def __iter__(self) -> Iterator[Choice]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 def like(times: Mapping[bool, Times], arm: Choice) -> Times:

@@ -124,16 +124,17 @@ class ArmSelection:
         hopes = {arm: HOPE if arm.overlap in known or not arm.drafts else 1.0 for arm in speeds}
         return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
-    def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> None:
-        """A round of all outputs: how long it took, and what it brought to each.
+    def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> bool:
+        """A round of all outputs: how long it took, and what it brought to each. Returns whether to `decide` now.
 
         Args:
             pure: all outputs used `current`, and had begun to before the round.
+            guesses: of `current`, `usual` and no drafter.
         """
         self._doubt(guesses)
         arm, guess = self.current, guesses[self.current]
         if arm.drafts and self.budget.excused(seconds > STALL * guess.seconds):
-            return
+            return False
         self._charge(seconds, tokens, guesses)
         lost = self._lost
         if pure and self._new and arm.drafts and not lost:
@@ -142,10 +143,10 @@ class ArmSelection:
             part = min(TOGETHER, outputs**0.5)
             self._rounds += part
             self._count(arm, guess, seconds, tokens, part / WINDOW)
-        if self._rounds >= (WINDOW if arm.drafts else WINDOW / 2) or lost:
-            self._decide(guesses)
-        elif self._paused is not None:
+        over = lost or self._rounds >= (WINDOW if arm.drafts else WINDOW / 2)
+        if self._paused is not None and not over:
             self._try(self._paused)
+        return over
 
     def _doubt(self, guesses: Guesses) -> None:
         """Nearly forget what no drafter brought where passes are clearly faster now: beside drafts they are not."""
@@ -206,7 +207,7 @@ class ArmSelection:
         self.trial, self._paused, self._new = arm, None, True
         self._floor = self.budget.credit - self._allowance
 
-    def _decide(self, guesses: Guesses) -> None:
+    def decide(self, guesses: Guesses) -> None:
         """Which arm is usual from now on, of the one that was used and no drafter, and whether another one is tried."""
         used, plain = self.current, self.plain if self.plain in guesses else self.usual
         self.end_trial()

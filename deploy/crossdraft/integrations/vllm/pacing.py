@@ -131,7 +131,8 @@ class Pacing:
         selection = self._selection(requests)
         before, guesses = selection.current, self._guesses(requests)
         self._beside.add(max(0.0, seconds - guesses[before].seconds + self._beside.seconds(requests)), requests)
-        selection.add(seconds, tokens / requests, True, guesses, requests)
+        if selection.add(seconds, tokens / requests, True, guesses, requests):
+            selection.decide(guesses)
         if not before.drafts:
             self._acceptance.fade(2 * tokens / requests)
         if before.drafts and not selection.current.drafts:
