@@ -475,3 +475,13 @@ def test_rounds_most_of_which_went_into_prompts_say_nothing_of_no_drafter(prompt
         output.observe(Judged(0, False, 1, 1), 0.1 * turn)
         output.observe(PassSeen(0.1 + 1e-6 * turn, fed=fed), 0.1 * turn)
     assert (shared.selection.seen(PLAIN) == 0) == prompts
+
+
+def test_a_pass_is_learned_from_once_whichever_outputs_tell_of_it() -> None:
+    """Each says how long it took until its own token was sampled, so that no two of them say the same."""
+    shared, outputs = begun(16)
+    for turn in range(9):
+        for number, output in enumerate(outputs):
+            seconds = (0.5 if turn == 8 else 0.01) + 1e-6 * number
+            output.observe(PassSeen(seconds, sessions=16, fed=16), 0.01 * turn)
+    assert shared.costs.target.seconds(16) == pytest.approx(0.01, rel=0.01)
