@@ -1,6 +1,5 @@
 """What a request may ask for, alone and of a pair; prompts of all forms, as target and drafter read them."""
 
-import json
 from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import fields, replace
@@ -35,7 +34,7 @@ from crossdraft.types.request import (
     rendered,
 )
 from crossdraft.verification.methods import METHODS, method_named
-from tests.text.kinds import kind
+from tests.text.kinds import PANICS, kind
 
 GREEDY = SamplingOptions(temperature=0)
 SHARED = [name for name, method in METHODS.items() if method.shared_only or method.same_vocabulary]
@@ -109,13 +108,6 @@ def test_what_is_left_out_is_so_in_copies_and_between_processes(moved: Callable[
     assert known.with_defaults(moved(GenerationRequest("x")), OWN).options == SamplingOptions(0.0, 20, 0.8, 0.1, 1.05)
     asked = GenerationRequest("x", options=SamplingOptions(1.0, 0, 1.0, 0.0, 1.0), max_tokens=128)
     assert known.with_defaults(moved(asked), OWN) == moved(asked)
-
-
-CHANGED = (  # parts with which the library panics: when it reads the file, and when it reads a text
-    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-)
-PANICS = [json.dumps(json.loads(kind("gpt2").json) | changed) for changed in CHANGED]
 
 
 @pytest.mark.parametrize("text", ["{}", "no JSON", '{"model": {"type": "BPE"}}', *PANICS])

@@ -280,3 +280,10 @@ def affinity_row(matrix: Matrix, drafted: int) -> tuple[Columns, Weights]:
     (place,) = np.flatnonzero(matrix.drafter_ids == drafted)
     part = slice(int(matrix.starts[place]), int(matrix.starts[place + 1]))
     return matrix.target_ids[part], matrix.weights[part]
+
+
+CHANGED = (  # parts with which the library panics: when it reads the file, and when it reads a text
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+)
+PANICS = [json.dumps(json.loads(kind("gpt2").json) | changed) for changed in CHANGED]

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.text.letters import Side, to_bytes
 from crossdraft.text.tokenizer_file import TokenizerMissing, load_tokenizer_json
-from tests.text.kinds import Kind, kind
+from tests.text.kinds import PANICS, Kind, kind
 
 
 def _folder(path: Path, some: Kind, **configs: object) -> str:
@@ -100,14 +100,6 @@ def test_a_tokenizer_that_is_not_there(tmp_path: Path, folder: str, files: str, 
         load_tokenizer_json(str(tmp_path / folder))
 
 
-def test_a_file_with_which_the_library_panics_is_named(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, kind("gpt2"))
-    changed = json.loads(kind("gpt2").json) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer: .*; write it again"):
-        load_tokenizer_json(folder)
-
-
 def test_without_a_network_the_cache_of_the_hub_is_used_and_nothing_waits(tmp_path: Path, monkeypatch) -> None:
     """Of a model that is there a file that is not there is one that the model has not."""
     for name, value in (("HF_HUB_OFFLINE", False), ("ENDPOINT", "http://127.0.0.1:1"), ("HF_HUB_CACHE", str(tmp_path))):
@@ -144,11 +136,19 @@ def test_a_file_of_ranks_is_the_tokenizer_that_it_was_written_from(tmp_path: Pat
     assert load_tokenizer_json(str(tmp_path / "some.json")).tokenizer_json == gpt2.json
 
 
-@pytest.mark.parametrize(("text", "fault"), [("YQ== 0\n", "255 of the 256"), ("YQ==\n", "base64"), ("a 1\n", "base64")])
-def test_damaged_ranks(tmp_path: Path, text: str, fault: str) -> None:
-    (tmp_path / "some.tiktoken").write_text(text)
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("some.tiktoken", "YQ== 0\n", "255 of the 256"),
+        ("some.tiktoken", "YQ==\n", "base64"),
+        ("some.tiktoken", "a 1\n", "base64"),
+        ("tokenizer.json", PANICS[0], r"tokenizer\.json is not a tokenizer: .*; write it again"),
+    ],
+)
+def test_a_damaged_file(tmp_path: Path, name: str, text: str, fault: str) -> None:
+    (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=fault):
-        load_tokenizer_json(str(tmp_path / "some.tiktoken"))
+        load_tokenizer_json(str(tmp_path / name))
 
 
 CHATS = [
