@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -337,10 +338,6 @@ def draft(epoch: int = 1, count: int = 5, chunk: int = 2, first: int = 0) -> Dra
     return Draft(epoch, 3, Letters("ab"), count, chunk, first=first)
 
 
-def branch(number: int) -> Branch:
-    return Branch(number, 0, Letters("x"), (1,))
-
-
 @pytest.mark.parametrize(
     ("act", "complaint"),
     [
@@ -385,7 +382,7 @@ def test_replies_hold_everything_once_in_order_and_depend_on_numbers_only(chunk:
             epoch.count += 2
         elif event == "branch":
             branches += 1
-            buffer.add_branch(branch(branches))
+            buffer.add_branch(Branch(branches, 0, Letters("x"), (1,)))
         elif buffer.made < epoch.count:
             buffer.add(DraftToken(buffer.made))
         replies += buffer.due()
@@ -480,8 +477,8 @@ def drafted(epoch: int, first: int, count: int) -> Drafted:
     return Drafted(epoch, tuple(map(DraftToken, range(first, first + count))), 0.0, first=first)
 
 
-def talking(drafter: Eager) -> Direct:
-    return Direct(lambda replies: Conversation(drafter, replies))
+def talking(drafter: Eager) -> tuple[Any, Direct]:
+    return drafter, Direct(lambda replies: Conversation(drafter, replies))
 
 
 async def settled() -> None:
@@ -491,8 +488,7 @@ async def settled() -> None:
 
 
 async def test_a_draft_that_is_ended_sends_nothing_more_and_another_may_begin() -> None:
-    drafter = Told()
-    talk = talking(drafter)
+    drafter, talk = talking(Told())
     talk.ask(Draft(1, 0, NOTHING, 4, 2), Advance(1, 0))
     await settled()
     assert drafter.drafts[0].cancelled()
@@ -506,8 +502,7 @@ async def test_a_draft_that_is_ended_sends_nothing_more_and_another_may_begin() 
 
 
 async def test_each_score_is_answered() -> None:
-    drafter = Eager()
-    talk = talking(drafter)
+    drafter, talk = talking(Eager())
     await talk.answer(Draft(1, 0, NOTHING, 1))
     score = Score(1, 0, (Letters("a"),), 1)
     for _ in range(20):
@@ -518,7 +513,7 @@ async def test_each_score_is_answered() -> None:
 
 
 async def test_requests_behind_a_score_wait_and_not_more_of_them_than_there_may_be() -> None:
-    talk = talking(Eager())
+    _, talk = talking(Eager())
     talk.ask(Draft(1, 0, NOTHING, 1), Score(1, 0, (Letters("a"),), 1))
     talk.ask(*[Advance(1, 1)] * MAX_BEHIND_SCORE)
     with pytest.raises(ProtocolBroken, match=f"{MAX_BEHIND_SCORE} requests of this session wait already"):
@@ -527,8 +522,7 @@ async def test_requests_behind_a_score_wait_and_not_more_of_them_than_there_may_
 
 
 async def test_what_waited_behind_a_score_is_taken_after_it_and_its_faults_end_the_session() -> None:
-    drafter = Eager()
-    talk = talking(drafter)
+    drafter, talk = talking(Eager())
     score = Score(1, 0, (Letters("a"),), 1)
     talk.ask(Draft(1, 0, NOTHING, 1), score, Draft(2, 0, NOTHING, 1), score, Draft(3, 0, NOTHING, 1))
     assert len(drafter.epochs) == 1
@@ -539,8 +533,7 @@ async def test_what_waited_behind_a_score_is_taken_after_it_and_its_faults_end_t
 
 
 async def test_a_score_waits_for_all_that_was_asked_for_before_it() -> None:
-    drafter = Told()
-    talk = talking(drafter)
+    drafter, talk = talking(Told())
     talk.ask(Draft(1, 0, NOTHING, 2, 2), Advance(1, 4), Score(1, 0, (Letters("a"),), 4))
     for first in (0, 2):
         await settled()
@@ -552,8 +545,7 @@ async def test_a_score_waits_for_all_that_was_asked_for_before_it() -> None:
 
 
 async def test_once_a_new_epoch_was_asked_for_nothing_of_the_one_before_is_sent() -> None:
-    drafter = Told()
-    talk = talking(drafter)
+    drafter, talk = talking(Told())
     talk.ask(Draft(1, 0, NOTHING, 4, 1))
     drafter.sends[0](drafted(1, 0, 1))  # waits still
     talk.ask(Draft(2, 0, NOTHING, 4, 1))
@@ -564,8 +556,7 @@ async def test_once_a_new_epoch_was_asked_for_nothing_of_the_one_before_is_sent(
 
 
 async def test_what_ends_the_drafting_ends_the_session() -> None:
-    drafter = Told()
-    talk = talking(drafter)
+    drafter, talk = talking(Told())
     talk.ask(Draft(1, 0, NOTHING, 4, 1))
     drafter.drafts[0].set_exception(ProtocolBroken("cannot be drafted"))
     with pytest.raises(ProtocolBroken, match="cannot be drafted"):
@@ -573,7 +564,7 @@ async def test_what_ends_the_drafting_ends_the_session() -> None:
 
 
 async def test_after_it_is_closed_nothing_is_said() -> None:
-    talk = talking(Eager())
+    _, talk = talking(Eager())
     talk.ask(Draft(1, 0, NOTHING, 1), Score(1, 0, (Letters("a"),), 1))
     talk.close()
     await settled()
