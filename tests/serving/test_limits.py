@@ -81,12 +81,11 @@ def test_a_file_that_cannot_be_used_says_what_to_change(tmp_path: Path, text: st
     assert ALICE not in str(refused.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(KeysError, match="cannot read the API keys"):
-        Keys.read(tmp_path / "nowhere")
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(KeysError, match="cannot read the API keys"):
-        Keys.read(tmp_path / "bytes")
+    for name in ("nowhere", "bytes"):
+        with pytest.raises(KeysError, match="cannot read the API keys"):
+            Keys.read(tmp_path / name)
 
 
 def test_a_bucket_holds_a_burst_and_fills_at_its_rate() -> None:
