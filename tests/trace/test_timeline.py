@@ -280,9 +280,8 @@ def test_of_a_draft_token_p_q_chance_and_verdict_are_told(method: Method) -> Non
                     answer = None if known else p
                 case Emit() | Refused():
                     answer = None
-        chance = (
-            f", chance {min(1, p.probability(token) / 0.5):.3f}" if method is UNION else ""
-        )  # the other judges texts
+        ratio = f", chance {min(1, p.probability(token) / 0.5):.3f}"
+        chance = ratio if method is UNION else ""  # the other judges texts
         assert f"q 0.500, p {p.probability(token):.3f}{chance}, " in str(judged[-1])
     assert [one.letters for one in judged] == ["b", "a"]
 
