@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from crossdraft.client import Generation, GenerationRequest, Overlap
+from crossdraft.client import GenerationRequest, Overlap
 from crossdraft.engine.eagle.engine import EagleEngine
 from crossdraft.engine.names import BUNDLED
 from crossdraft.session.target_side import TargetSide
 from crossdraft.types.messages import HiddenStates, SamplingOptions
+from crossdraft.types.statistics import Statistics
 from crossdraft.verification.methods import METHODS
 from tests import prompts
 from tests.client.together import ended
@@ -65,8 +66,8 @@ async def compared(
     cases: Sequence[Case],
     overlap: Overlap = Overlap.OFF,
     **settings: Any,
-) -> list[Generation]:
-    """Generates for each case with draft tokens from the drafter, and compares."""
+) -> list[Statistics]:
+    """Generates for each case with draft tokens from the drafter, and compares; what was counted of each."""
     requests = [
         GenerationRequest(
             case.prompt,
@@ -82,8 +83,9 @@ async def compared(
     ]
     generations = await stack.run(drafter, requests)
     assert reference.same(cases, generations).count(False) <= MOST_TIES
-    assert any(statistics(generation).draft_tokens for generation in generations)
-    return generations
+    figures = [statistics(generation) for generation in generations]
+    assert any(figure.draft_tokens for figure in figures)
+    return figures
 
 
 def plain_cases() -> list[Case]:
@@ -93,8 +95,7 @@ def plain_cases() -> list[Case]:
 @pytest.mark.parametrize(("method", "drafter"), first(len(IN_ROUNDS), [*IN_ROUNDS, *OTHERS]))
 async def test_with_a_drafter_of_another_vocabulary(stack: Stack, reference: Reference, method: str, drafter: str):
     """In rounds; the next test has the other methods, whose walks are the same where a drafter drafts on."""
-    generations = await compared(stack, reference, method, drafter, plain_cases())
-    figures = [statistics(generation) for generation in generations]
+    figures = await compared(stack, reference, method, drafter, plain_cases())
     assert all(figure.draft_tokens for figure in figures)
     assert sum(figure.accepted for figure in figures)
     assert sum(figure.tokens for figure in figures) > sum(figure.passes - figure.row_misses for figure in figures)
@@ -103,8 +104,7 @@ async def test_with_a_drafter_of_another_vocabulary(stack: Stack, reference: Ref
 @pytest.mark.usefixtures("drafter_first")
 @pytest.mark.parametrize(("method", "drafter"), OVERLAPPING)
 async def test_with_a_drafter_that_drafts_on(stack: Stack, reference: Reference, method: str, drafter: str) -> None:
-    generations = await compared(stack, reference, method, drafter, plain_cases(), Overlap.ON)
-    figures = [statistics(generation) for generation in generations]
+    figures = await compared(stack, reference, method, drafter, plain_cases(), Overlap.ON)
     assert sum(figure.accepted for figure in figures)
     assert all(figure.rewinds for figure in figures)
 
@@ -126,8 +126,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_with_a_drafter_that_reads_hidden_states(stack: Stack, reference: Reference, shape: str) -> None:
     method, overlap, settings = SHAPES[shape]
-    generations = await compared(stack, reference, method, EAGLE, plain_cases(), overlap, **settings)
-    figures = [statistics(generation) for generation in generations]
+    figures = await compared(stack, reference, method, EAGLE, plain_cases(), overlap, **settings)
     passes = sum(figure.passes - figure.row_misses for figure in figures)
     assert sum(figure.tokens for figure in figures) > (1 if overlap is Overlap.ON else 2) * passes
 
@@ -151,8 +150,7 @@ async def test_hidden_states_that_are_lost_change_no_text(stack, reference, monk
         sent.append(0)
         given.append(0)
         monkeypatch.setattr(TargetSide, "hidden", hidden)
-        generations = await compared(stack, reference, "slem", EAGLE, plain_cases())
-        tokens = sum(statistics(generation).tokens for generation in generations)
+        tokens = sum(figure.tokens for figure in await compared(stack, reference, "slem", EAGLE, plain_cases()))
         # The first draft leaves before any pass, and what follows the last draft is of no use.
         assert sent[-1] <= tokens
     assert sent[0] > sent[1] > sent[2] == 0
@@ -169,8 +167,7 @@ async def test_states_of_another_width_end_the_drafting_alone(stack, reference, 
 
 
 async def test_with_itself_as_the_drafter(stack: Stack, reference: Reference) -> None:
-    generations = await compared(stack, reference, "standard", TARGET, plain_cases())
-    figures = [statistics(generation) for generation in generations]
+    figures = await compared(stack, reference, "standard", TARGET, plain_cases())
     # Not none: after a token in mid-word, the drafter tokenizes that word's beginning in its own way.
     assert sum(figure.corrected for figure in figures) <= 0.02 * sum(figure.tokens for figure in figures)
     assert sum(figure.tokens for figure in figures) > 3 * sum(figure.passes for figure in figures)
@@ -201,8 +198,8 @@ async def test_with_prompts_longer_than_the_drafters_context(stack, reference, m
     longer, nearly = first_tokens(reference.tokenizer, LONG), first_tokens(tokenizer, context - NEARLY)
     assert len(tokenizer(longer).input_ids) > context >= len(tokenizer(nearly).input_ids) > context - 2 * NEARLY
     cases = [Case(text, NEW_TOKENS) for text in (longer, nearly)]
-    for generation in await compared(stack, reference, method, drafter, cases):
-        assert statistics(generation).stood_aside == 0  # the drafter goes on with the newest text
+    for figure in await compared(stack, reference, method, drafter, cases):
+        assert figure.stood_aside == 0  # the drafter goes on with the newest text
 
 
 def bans(ids: Sequence[int], reference: Reference) -> SamplingOptions:
