@@ -16,6 +16,8 @@ from crossdraft.types.messages import SamplingOptions
 R = TypeVar("R")
 VOCABULARY = 97
 CONTEXT = 128
+SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
 
 
 def examples(usual: int, full: int) -> int:
@@ -53,9 +55,8 @@ def drafting_distributions(
 
 
 def tiny_llama(**changes: object) -> PreTrainedModel:
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-    settings = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-    return seeded(transformers.LlamaForCausalLM, transformers.LlamaConfig(**{**settings, **changes}))
+    config = transformers.LlamaConfig(**(SIZES | {"num_hidden_layers": 3} | changes))
+    return seeded(transformers.LlamaForCausalLM, config)
 
 
 def tiny_gpt2() -> PreTrainedModel:
@@ -66,23 +67,18 @@ def tiny_gpt2() -> PreTrainedModel:
 
 
 def tiny_qwen2(**changes: object) -> PreTrainedModel:
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    settings = {**sizes, "num_key_value_heads": 1, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-    return seeded(transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**{**settings, **changes}))
+    config = transformers.Qwen2Config(**(SIZES | {"num_key_value_heads": 1} | changes))
+    return seeded(transformers.Qwen2ForCausalLM, config)
 
 
 def tiny_gemma2(**changes: object) -> PreTrainedModel:
     """Capped scores, heads wider than the model, and a scale of its own."""
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    heads = {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0}
-    settings = {**sizes, **heads, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-    return seeded(transformers.Gemma2ForCausalLM, transformers.Gemma2Config(**{**settings, **changes}))
+    heads = {"head_dim": 16, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0}
+    return seeded(transformers.Gemma2ForCausalLM, transformers.Gemma2Config(**(SIZES | heads | changes)))
 
 
 def tiny_mistral(**changes: object) -> PreTrainedModel:
-    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    settings = {**sizes, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-    return seeded(transformers.MistralForCausalLM, transformers.MistralConfig(**{**settings, **changes}))
+    return seeded(transformers.MistralForCausalLM, transformers.MistralConfig(**(SIZES | changes)))
 
 
 def seeded(kind: type[PreTrainedModel], config: object) -> PreTrainedModel:
