@@ -170,13 +170,9 @@ async def test_structured_outputs_by_openais_client(stack: Stack, drafter: str) 
         assert token.logprob > -9999
 
 
-async def endless(stack: Stack, n: int) -> openai.AsyncStream[openai.types.Completion]:
-    """Outputs that go on longer than a test."""
-    return await stack.complete(n=n, seed=1, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
-
-
 async def test_leaving_releases_the_sessions(stack: Stack) -> None:
-    stream = await endless(stack, n=2)
+    endless = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}  # longer than a test
+    stream = await stack.complete(n=2, seed=1, stream=True, **endless)
     await anext(stream)
     assert stack.backend.running == 2
     await until(lambda: stack.servers[0].activity.open == 2)  # the first one may be here before the other is there

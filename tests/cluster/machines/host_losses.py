@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.machines.machines import Machine
 from tests.cluster.machines.person import FILE, PORT, REPOSITORY, Person, deploy, person, processes
 from tests.cluster.machines.streams import REPEATS, Stream, Streams, client_of, faults_of
 
@@ -79,7 +78,7 @@ async def loss(
     async with AsyncExitStack() as stack:
         asked = {}
         for name in fronts:  # on a machine with too much to do, a proxy may take its own front for lost
-            client = await stack.enter_async_context(client_of(url(somebody.machines[name])))
+            client = await stack.enter_async_context(client_of(f"http://{somebody.machines[name].address}:{PORT}"))
             asked[name] = Streams(client, seeds, tokens, REPEATS)
         running = {name: asyncio.create_task(streams.keep_on(over)) for name, streams in asked.items()}
         await asyncio.gather(*(streams.under_way() for streams in asked.values()))
@@ -94,11 +93,6 @@ async def loss(
         ended = {name: await task for name, task in running.items()}
     faults = [fault for streams in ended.values() for fault in faults_of(streams, undisturbed)]
     return Loss(host, at, ended, faults)
-
-
-def url(machine: Machine) -> str:
-    """Of its HTTP API."""
-    return f"http://{machine.address}:{PORT}"
 
 
 async def measure(
