@@ -28,10 +28,11 @@ from crossdraft.types.messages import Advance, Branch, Draft, Drafted, NoiseKey,
 from crossdraft.types.trees import ROOT, tree_width
 from crossdraft.verification.noise import KeyedNoise
 from tests.drafter.streaming import Epoch, gated
+from tests.engine.gathering import standing
 from tests.engine.taped import by_marks, taped, waits
 from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient, ServiceSession
-from tests.services.conftest import direct, loaded, running, save, standing
+from tests.services.conftest import direct, loaded, running, save
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox")
@@ -464,7 +465,7 @@ async def together(model: RunningModel, openings: Sequence[OpenDrafter], *drafts
     sessions = [await direct(DrafterService(model), opening) for opening in openings]
     for session in sessions:
         await session.answer(Draft(1, 0, NOTHING, 1))  # the prompt is computed
-    async with standing(model):
+    async with standing(model.thread):
         for session, draft in zip(sessions, drafts, strict=True):
             session.ask(draft)
     replies = [await session.receive() for session in sessions]

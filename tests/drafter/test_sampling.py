@@ -26,10 +26,11 @@ from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOpti
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.noise import KeyedNoise, fault_of_draw
 from tests.drafter.streaming import drafted, first_row, masked_to_its_ids
+from tests.engine.gathering import standing
 from tests.engine.taped import waits
 from tests.engine.tiny import result
 from tests.rpc.sessions import DrafterClient
-from tests.services.conftest import AT_ONCE, direct, drafting, running_of, standing
+from tests.services.conftest import AT_ONCE, direct, drafting, running_of
 from tests.text.kinds import kind
 
 T = TypeVar("T")
@@ -103,7 +104,7 @@ async def test_a_draft_waits_for_the_device_once(drafter_model, monkeypatch, set
         sessions.append(session)
     steps = drafter_model.thread.steps
     with waits(monkeypatch) as calls:
-        async with standing(drafter_model):
+        async with standing(drafter_model.thread):
             for session in sessions:
                 session.ask(Draft(2, 0, Letters(""), 5))
         drafts = [await session.receive() for session in sessions]

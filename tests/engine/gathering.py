@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from crossdraft.engine.model_thread import Job, ModelThread
@@ -25,12 +27,21 @@ class Gate:
         yield from ()
 
 
+@asynccontextmanager
+async def standing(worker: ModelThread) -> AsyncIterator[None]:
+    """The thread stands still until all that the block asks of it waits."""
+    gate = Gate()
+    held = worker.submit(gate.job())
+    assert await asyncio.to_thread(gate.entered.wait, 120)
+    try:
+        yield
+    finally:
+        gate.let_go.set()
+    await held
+
+
 async def gathered(worker: ModelThread, *jobs: Job[Any]) -> list[Any]:
     """Submits all jobs while the thread stands still, then lets it go; their results or errors."""
-    gate = Gate()
-    standing = worker.submit(gate.job())
-    await asyncio.to_thread(gate.entered.wait, 120)
-    tasks = [worker.submit(job) for job in jobs]
-    gate.let_go.set()
-    await standing
+    async with standing(worker):
+        tasks = [worker.submit(job) for job in jobs]
     return await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,7 +21,7 @@ from crossdraft.engine.sampler import Clocks, SamplerRequest
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise
-from tests.engine.gathering import Gate, gathered, nothing
+from tests.engine.gathering import Gate, gathered, nothing, standing
 from tests.engine.tiny import VOCABULARY, tiny_gemma2, tiny_llama
 
 MODEL = tiny_llama()
@@ -174,15 +174,12 @@ async def test_an_answer_says_who_shared_its_step_and_how_long_it_waited() -> No
         answers.append((yield Request(session, PROMPT)))
         return ()
 
-    gate = Gate()
-    standing = worker.submit(gate.job())
-    await asyncio.to_thread(gate.entered.wait, 120)
     tasks = []
-    for name in "abc":
-        tasks.append(worker.submit(job(name)))
-        now[0] += 1.0
-    gate.let_go.set()
-    await asyncio.gather(standing, *tasks)
+    async with standing(worker):
+        for name in "abc":
+            tasks.append(worker.submit(job(name)))
+            now[0] += 1.0
+    await asyncio.gather(*tasks)
     worker.close()
     assert [answer.queued for answer in answers] == [3.0, 2.0, 1.0]
     assert [(answer.sessions, answer.tokens, answer.seconds) for answer in answers] == [(3, 3 * len(PROMPT), 0.0)] * 3
@@ -200,8 +197,7 @@ async def test_more_sessions_than_have_room_all_come_to_their_end() -> None:
     worker.close()
 
 
-async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
-    worker = ModelThread(Engine(MODEL))
+async def test_close_finishes_what_was_submitted_and_refuses_more(worker: ModelThread) -> None:
     tasks = [worker.submit(greedy(name, PROMPT, 5)) for name in "ab"]
     await asyncio.to_thread(worker.close)
     first, second = await asyncio.gather(*tasks)
@@ -209,18 +205,15 @@ async def test_close_finishes_what_was_submitted_and_refuses_more() -> None:
     assert len(first) == len(PROMPT) + 5
     with pytest.raises(ModelThreadClosedError):
         await worker.submit(greedy("c", PROMPT, 1))
-    worker.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_nobody_waits_for_a_thread_that_broke(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = ModelThread(Engine(MODEL))
+async def test_nobody_waits_for_a_thread_that_broke(worker: ModelThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.engine, "remaining", None)  # a call fails
     results = await asyncio.wait_for(gathered(worker, greedy("a", PROMPT, 1), greedy("b", PROMPT, 1)), 120)
     assert all(isinstance(result, ModelThreadClosedError) for result in results)
     with pytest.raises(ModelThreadClosedError):
         await worker.submit(greedy("c", PROMPT, 1))
-    worker.close()
 
 
 def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelThread) -> None:

@@ -1,6 +1,5 @@
 """Two tiny models with tokenizers of different kinds, saved, loaded and served on loopback."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -20,7 +19,6 @@ from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Server
 from crossdraft.target.service import TargetService
 from crossdraft.text.letters import Side
-from tests.engine.gathering import Gate
 from tests.engine.tiny import tiny_llama
 from tests.rpc.clock import clock  # noqa: F401 - a fixture, as the next one
 from tests.rpc.linked import AT_ONCE, Direct
@@ -34,19 +32,6 @@ async def direct(service: Any, opening: Any) -> Direct:
     session = Direct(lambda _: None)
     session.session = await service.open(opening, session)
     return session
-
-
-@asynccontextmanager
-async def standing(model: RunningModel) -> AsyncIterator[None]:
-    """The model thread stands still until all that the block asks of it waits."""
-    gate = Gate()
-    held = model.thread.submit(gate.job())
-    assert await asyncio.to_thread(gate.entered.wait, 120)
-    try:
-        yield
-    finally:
-        gate.let_go.set()
-    await held
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -37,12 +37,11 @@ from crossdraft.types.messages import (
     SamplingOptions,
 )
 from crossdraft.types.trees import ROOT, TokenTree
-from tests.engine.gathering import nothing
+from tests.engine.gathering import nothing, standing
 from tests.engine.tiny import nodes
 from tests.prompts import PROMPTS
 from tests.rpc.linked import ROW
 from tests.rpc.sessions import TargetClient
-from tests.services.conftest import standing
 from tests.target.talking import PROMPT, Talk
 
 PENALISED = SamplingOptions(temperature=0.8, presence_penalty=0.7, repetition_penalty=1.2)
@@ -146,7 +145,7 @@ async def test_runs_share_steps(target_model: RunningModel) -> None:
     talks = [Talk(target_model, OpenTarget(PROMPT, PENALISED, NoiseKey(key))) for key in (1, 2, 3)]
     alone = [await one_by_one(target_model, OpenTarget(PROMPT, PENALISED, NoiseKey(key)), 10) for key in (1, 2, 3)]
     before = target_model.thread.steps
-    async with standing(target_model):
+    async with standing(target_model.thread):
         for talk in talks:
             talk.ask(run_of(1, 10))
     for talk, due in zip(talks, alone, strict=True):
@@ -178,7 +177,7 @@ async def test_a_run_that_does_not_fit_is_refused_before_it_begins_or_goes_on_so
 async def test_a_run_ends_when_something_else_is_asked(target_model: RunningModel, following: Request) -> None:
     due = await one_by_one(target_model, OPENING, 1)
     talk = Talk(target_model, OPENING)
-    async with standing(target_model):
+    async with standing(target_model.thread):
         talk.ask(run_of(1, MAX_RUN), following)
     replies = await talk.drawn(following.number)
     first = [done for done in replies if done.number == 1]

@@ -34,14 +34,14 @@ from crossdraft.types.messages import (
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.drafter.streaming import Gate
-from tests.engine.gathering import nothing
+from tests.engine.gathering import nothing, standing
 from tests.engine.taped import waits
 from tests.engine.tiny import generated
 from tests.rpc.clock import Clock
 from tests.rpc.linked import Heard, Noted
 from tests.rpc.sessions import ServiceSession as ClientSession
 from tests.rpc.sessions import TargetClient
-from tests.services.conftest import AT_ONCE, direct, standing
+from tests.services.conftest import AT_ONCE, direct
 from tests.serving.exposed import faults, value
 from tests.target.talking import PROMPT, Talk
 
@@ -433,7 +433,7 @@ async def test_a_step_waits_for_the_device_once(target_model, monkeypatch, setti
         sessions.append((session, opening.noise is not None))
     steps, tree = target_model.thread.steps, TokenTree((5, 6, 7, 8, 9), (ROOT, 0, 1, ROOT, 3))
     with waits(monkeypatch) as calls:
-        async with standing(target_model):
+        async with standing(target_model.thread):
             for session, draws in sessions:
                 session.ask(Pass(2, (4,), tree, () if draws else (np.array([1, 2]),) * 6, draws=draws))
         replies = [await session.receive() for session, _ in sessions]
