@@ -8,7 +8,5 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is not i
 
 from crossdraft.cli.app import main
 
-__all__ = ["main"]
-
 if __name__ == "__main__":
     main()

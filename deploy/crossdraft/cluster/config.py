@@ -48,7 +48,7 @@ class ConfigurationError(ValueError):
 
 
 WHOLE = TypeAdapter(Configuration)
-STRING, WHOLE_NUMBER, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "merge"))
+STRING, WHOLE_NUMBER = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int"
 SERVED_AT = ("applications", 0, "args")  # of a file of Serve's
 SCALED = ("models.orchestrators", "models.target.replicas", "models.drafters.replicas")  # where a number is a Scale
 SETTINGS = "models.target.override_generation_config"
@@ -92,14 +92,14 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
 
 def _configured(root: Node | None, name: str) -> Node:
     """The configuration in a text; raises ConfigurationError if there is none."""
-    node, line = root, 1
+    if not isinstance(root, MappingNode):
+        raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
+    node: Node = root
     for step in SERVED_AT if _step(root, SERVED_AT[0]) else ():
         found = _step(node, step)
         if found is None:
-            raise ConfigurationError(f"{name}, line {line}: there is no `{step}`")
-        node, line = found
-    if not isinstance(node, MappingNode):
-        raise ConfigurationError(f"{name}, line {line}: a configuration begins with `models:`")
+            raise ConfigurationError(f"{name}, line {node.start_mark.line + 1}: there is no `{step}`")
+        node, _ = found
     return node
 
 
@@ -157,10 +157,7 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
 
 def _rename(node: Node | None, file: str, where: str = "") -> None:
     """Gives keys of older files their names of now, with a warning for each; a number of replicas that may be
-    a range becomes both their least and their most. Keys are text, whatever else YAML would read them as. Raises
-    ConfigurationError if one key stands twice then, or none is possible; or for a value that is not of its type."""
-    if isinstance(node, ScalarNode):
-        _check_value(node, file, where)
+    a range becomes both their least and their most. Raises ConfigurationError if one key stands twice then."""
     if isinstance(node, SequenceNode):
         for entry in node.value:
             _rename(entry, file, where)
@@ -168,20 +165,17 @@ def _rename(node: Node | None, file: str, where: str = "") -> None:
         return
     pairs: list[tuple[Node, Node]] = []
     for key, value in node.value:
-        if not isinstance(key, ScalarNode):
-            raise ConfigurationError(f"{file}, line {key.start_mark.line + 1}: a key must be text")
-        path, merged = f"{where}{key.value}", key.tag == MERGE
-        key.tag = MERGE if merged else STRING
-        _rename(value, file, where if merged else f"{path}.")
+        path = f"{where}{key.value}"
         if path in OLD:
             log.warning("%s, line %d: %s is called %s now", file, key.start_mark.line + 1, path, OLD[path])
             key.value = OLD[path]
         if path == SETTINGS and isinstance(value, MappingNode):
-            settings = json.dumps(yaml.SafeLoader("").construct_document(value), default=str)  # as on the command line
+            settings = json.dumps(yaml.SafeLoader("").construct_document(value))  # as the command line has it
             value = ScalarNode(STRING, settings, value.start_mark, value.end_mark)
         if path in SCALED and value.tag == WHOLE_NUMBER and not value.value.startswith(("0", "-")):
             bounds = [(ScalarNode(STRING, name, key.start_mark, key.end_mark), value) for name in ("min", "max")]
             value = MappingNode("tag:yaml.org,2002:map", bounds, value.start_mark, value.end_mark)
+        _rename(value, file, f"{path}.")
         pairs += value.value if path in LIFTED and isinstance(value, MappingNode) else [(key, value)]
     lines: dict[str, int] = {}
     for key, _ in pairs:
@@ -191,16 +185,6 @@ def _rename(node: Node | None, file: str, where: str = "") -> None:
             raise ConfigurationError(f"{file}, line {line}: {where}{key.value} is in {there} already: leave out one")
         lines[key.value] = line
     node.value = pairs
-
-
-def _check_value(node: ScalarNode, file: str, where: str) -> None:
-    """Raises ConfigurationError, where the library would raise whatever reading it meets."""
-    try:
-        yaml.SafeLoader("").construct_document(node)
-    except (ValueError, LookupError, AttributeError) as error:
-        what = f"{node.value[:50]!r} is no {node.tag.rpartition(':')[2]}"
-        line = node.start_mark.line + 1
-        raise ConfigurationError(f"{file}, line {line}: {where.removesuffix('.')}: {what}") from error
 
 
 def fault_of(name: str, root: Node, location: tuple[int | str, ...], message: str) -> str:
@@ -221,12 +205,12 @@ def _line(node: Node, location: tuple[int | str, ...]) -> int:
     return line
 
 
-def _step(node: Node | None, step: int | str) -> tuple[Node, int] | None:
+def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
     """The value that one step leads to, and the line of its key."""
     if isinstance(node, SequenceNode) and str(step).isdigit() and int(step) < len(node.value):
         return node.value[int(step)], node.value[int(step)].start_mark.line + 1
     if isinstance(node, MappingNode):
-        for key, value in reversed(node.value):  # those of other parts, which it merges, come first
+        for key, value in node.value:
             if key.value == str(step):
                 return value, key.start_mark.line + 1
     return None
