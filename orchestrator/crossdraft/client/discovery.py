@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from crossdraft.client.roster import Roster, Services
@@ -38,31 +38,28 @@ Client = TargetClient | DrafterClient
 Welcome = Callable[[Any, Description], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class Probe:
     """Asks one service to describe itself, then watches its connection; and again where it may be another service.
 
     Create it in a running event loop.
-
-    Args:
-        client: of the service.
-        welcome: called with the client and its description until it raises neither ServiceError, as the service cannot
-            be used now, nor MismatchError.
-        parted: told of a service that was welcomed before it is described again, and of one that is gone, with why.
     """
 
-    def __init__(
-        self, client: Client, welcome: Welcome, parted: Callable[[str, str], None] = lambda _, __: None
-    ) -> None:
+    client: Client
+    # Called with it and its description until it raises neither ServiceError, as the service cannot be used now, nor
+    # MismatchError.
+    welcome: Welcome
+    # Told of a service that was welcomed before it is described again, and of one that is gone, with why.
+    parted: Callable[[str, str], None] = lambda _, __: None
+
+    def __post_init__(self) -> None:
         self.error: ServiceError | None = None  # the latest, while it is not known
         self.mismatch: MismatchError | None = None
         self.reachable = False  # it is known, and could be reached when that was last checked
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # after the first attempt
-        self.client = client
-        self._welcome = welcome
         self._warned = False
         self._lost = False  # it was reachable once
         self._wanted = asyncio.Event()  # ends the pause between two attempts
-        self._parted = parted
         self._task = asyncio.create_task(self._meet(), context=Context())  # it is not of the request that began it
 
     @property
@@ -116,7 +113,7 @@ class Probe:
                 self._tried()
                 await self._watch(client)
                 # Until its description is known nothing that was made for another may be sent there.
-                self._parted(client.address, f"{client.service} is described anew")
+                self.parted(client.address, f"{client.service} is described anew")
         finally:
             self._tried()
 
@@ -141,7 +138,7 @@ class Probe:
                 self.reachable, self._lost = False, True
                 self.warn(f"{client.service} cannot be reached any more")
             elif loop.time() - since > patience:
-                self._parted(client.address, f"{client.service} cannot be reached any more")
+                self.parted(client.address, f"{client.service} cannot be reached any more")
             await asyncio.sleep(WATCHED_EVERY)
         self.reachable = False
 
@@ -149,7 +146,7 @@ class Probe:
         """Ask once; whether there is nothing more to ask."""
         client = self.client
         try:
-            await self._welcome(client, await client.describe())
+            await self.welcome(client, await client.describe())
             self.error = self.mismatch = None
             if self._warned:
                 log.warning("%s is there now", client.service)
@@ -175,24 +172,19 @@ class Probe:
 Members = dict[str, Probe]  # of one role, by address
 
 
+@dataclass(eq=False)
 class Discovery:
-    """Clients of all addresses, and the models of those that have answered.
+    """Clients of all addresses, and the models of those that have answered."""
 
-    Args:
-        patience: of the clients.
-        shown: certificates of the clients; None: plaintext.
-        trusted: whether drafters are trusted; the chat template of an untrusted one is never run.
-        updated: as of `Pipeline`.
-    """
+    patience: Patience  # of the clients
+    shown: RenewedCredentials | None  # certificates of the clients; None: plaintext
+    trusted: bool  # drafters are; the chat template of an untrusted one is never run
+    updated: bool  # as of `Pipeline`
 
-    def __init__(self, patience: Patience, shown: RenewedCredentials | None, trusted: bool, updated: bool) -> None:
+    def __post_init__(self) -> None:
         self.closed = False
         self.services = Services(Roster("target", ServiceClient.reachable), Roster("drafter", ServiceClient.reachable))
         self.models: Models | None = None  # once a target has described itself; with a drafter once one has
-        self._patience = patience
-        self._shown = shown
-        self._trusted = trusted
-        self._updated = updated
         self._agreed = False  # at some time no target that was there contradicted another one
         self._targets: Members = {}
         self._drafters: Members = {}
@@ -206,7 +198,7 @@ class Discovery:
     def usable(self) -> bool:
         """Whether outputs can be made: a target is known, and at first no other one contradicts it."""
         ours = self._targets.values()
-        agree = self._updated or all(one.tried.done() and one.mismatch is None for one in ours)
+        agree = self.updated or all(one.tried.done() and one.mismatch is None for one in ours)
         self._agreed = self._agreed or (self.models is not None and agree)
         return self._agreed
 
@@ -217,7 +209,7 @@ class Discovery:
         that differ, or the drafter that is needed does not fit them.
         """
         loop = asyncio.get_running_loop()
-        seconds = self._patience.describe_seconds
+        seconds = self.patience.describe_seconds
         until = loop.time() + (seconds if needs_drafter else min(seconds, OTHERS_SECONDS))
         for one in (*self._targets.values(), *self._drafters.values()):
             one.retry()
@@ -227,7 +219,7 @@ class Discovery:
         if needs_drafter and (starting := [one.tried for one in theirs if one.lives]):
             await asyncio.wait(starting)
         for one in ours:
-            if one.mismatch is not None and not self._updated:
+            if one.mismatch is not None and not self.updated:
                 raise RequestError(str(one.mismatch))
         if needs_drafter and not len(self.services.drafters):
             if unfit := [one.mismatch for one in theirs if one.mismatch is not None]:
@@ -262,7 +254,7 @@ class Discovery:
                 await self._part(self.services.of(role), members, staying)
             for role, staying, members, connected, welcome in roles:
                 for address in [address for address in staying if address not in members]:
-                    client = connected(address, self._patience, tls=self._shown)
+                    client = connected(address, self.patience, tls=self.shown)
                     parted = lambda *gone, role=role: self.services.of(role).remove(*gone)  # noqa: E731
                     members[address] = Probe(client, welcome, parted)
 
@@ -315,7 +307,7 @@ class Discovery:
             assert self.models is not None
             known = self.models.drafter
             if known is None or (_served(about) != _served(known) and not len(self.services.drafters)):
-                about = about if self._trusted else replace(about, chat_template=None)
+                about = about if self.trusted else replace(about, chat_template=None)
                 self.models = await asyncio.to_thread(_paired, self.models, about)
                 if known is not None:
                     self.services.drafters.retire(Replaced("the drafters have another vocabulary now"))

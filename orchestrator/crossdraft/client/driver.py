@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from crossdraft.client.roster import Roster, Services
@@ -81,63 +82,52 @@ class LaneWatch:
         )
 
 
+@dataclass(eq=False)
 class ServiceLane:
     """A session with a service, and its listener: being opened, open, or over.
 
     It reports Ready and replies, or Lost. If the roster is empty the loss is not final: a service may still be added.
-
-    Args:
-        opening: the number of the lane, the first message, and in how many seconds it is sent.
-        roster: of its role, of TargetClients or of DrafterClients.
-        report: is told what happens there.
-        take: gives the address; raises ServiceError if none is left.
-        context: in which the session is opened.
     """
 
-    def __init__(
-        self,
-        opening: events.Open,
-        roster: Roster[Any],
-        report: Callable[..., None],
-        take: Callable[["ServiceLane"], str],
-        context: contextvars.Context,
-    ) -> None:
-        self.roster = roster
+    opening: events.Open  # the number of the lane, the first message, and in how many seconds it is sent
+    roster: Roster[Any]  # of its role, of TargetClients or of DrafterClients
+    report: Callable[..., None]  # is told what happens there
+    take: Callable[["ServiceLane"], str]  # gives the address; raises ServiceError if none is left
+    context: contextvars.Context  # in which the session is opened
+
+    def __post_init__(self) -> None:
         self.blamed = False  # this generation does not use its service again
         self.live = True  # not over yet
-        self.watch = LaneWatch(roster.role)
-        self._number = opening.lane
-        self._request = opening.request
-        self._report = report
-        self._take = take
+        self.watch = LaneWatch(self.roster.role)
         self._session: LinkSession | None = None
-        self._timer = asyncio.get_running_loop().call_later(opening.after, self._begin, context=context)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.opening.after, self._begin, context=self.context)
 
     def _begin(self) -> None:
         try:
-            address = self._take(self)
+            address = self.take(self)
         except ServiceError as error:
             self.live = False
             may_come = not len(self.roster) and self.roster.replaced is None
-            self._report(events.Lost(self._number, error.with_traceback(None), elsewhere=may_come))
+            self.report(events.Lost(self.opening.lane, error.with_traceback(None), elsewhere=may_come))
             return
         self.watch.found(address)
-        self._session = self.roster[address].begin(self._request, self)
+        self._session = self.roster[address].begin(self.opening.request, self)
 
     def opened(self) -> None:
         assert self._session is not None
         self.watch.opened(self._session, time.monotonic())
-        self._report(events.Ready(self._number))
+        self.report(events.Ready(self.opening.lane))
 
     def received(self, reply: events.Reply) -> None:
         now = time.monotonic()
         self.watch.answered(reply, now)
-        self._report(events.Replied(self._number, reply), now)
+        self.report(events.Replied(self.opening.lane, reply), now)
 
     def lost(self, error: ServiceError) -> None:
         self._fail(name_of(error))
         self._end()
-        self._report(events.Lost(self._number, error, error.lost))
+        self.report(events.Lost(self.opening.lane, error, error.lost))
 
     def send(self, request: object) -> None:
         """Queue a request; never waits."""

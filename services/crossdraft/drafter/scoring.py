@@ -168,31 +168,22 @@ class PathTree:
         return [part for length in range(1, len(path) + 1) if (part := path[:length]) not in self._nodes]
 
 
+@dataclass(eq=False)
 class Scoring:
-    """The probabilities of strings as the beginning of one draft.
+    """The probabilities of strings as the beginning of one draft."""
 
-    `ids` are what the model was fed when the draft began, and `text`, for a grammar, what the output was then. `index`
-    is not called in the event loop, as the first call sorts the vocabulary.
-    """
+    running: RunningModel
+    index: Callable[[], VocabularyIndex]  # not called in the event loop, as the first call sorts the vocabulary
+    source: DrawSource
+    session: Hashable
+    ids: Path  # what the model was fed when the draft began
+    text: Letters = NOTHING  # what the output was then, for a grammar
 
-    def __init__(
-        self,
-        running: RunningModel,
-        index: Callable[[], VocabularyIndex],
-        source: DrawSource,
-        session: Hashable,
-        ids: Path,
-        text: Letters = NOTHING,
-    ) -> None:
-        self._running = running
-        self._index = index
-        self._source = source
-        self._session = session
-        self.ids, self._text = ids, text
+    def __post_init__(self) -> None:
         self._drawn: dict[Path, Distribution] = {}
         self._distributions: dict[Path, SortedDistribution] = {}
         self._held = 0  # ids of those
-        self._tree = PathTree(running.description.context - len(ids))
+        self._tree = PathTree(self.running.description.context - len(self.ids))
 
     def drawn(self, path: Path, distribution: Distribution) -> None:
         """The distribution that the draft itself used after its tokens `path`.
@@ -206,7 +197,7 @@ class Scoring:
         """For each string, that the text of the first `tokens` draft tokens begins with it, shape (len(strings),); and
         the seconds in the model.
         """
-        sums = await asyncio.to_thread(lambda: PrefixSums(strings, self._index()))
+        sums = await asyncio.to_thread(lambda: PrefixSums(strings, self.index()))
         level, seconds = [Node()], 0.0
         for left in range(tokens - 1, -1, -1):
             deeper: list[Node] = []
@@ -224,7 +215,7 @@ class Scoring:
         missing = [path for path in paths if path not in self._distributions and path not in known]
         if not missing:
             return known, 0.0
-        found, seconds = await self._running.thread.submit(self._evaluate(missing))
+        found, seconds = await self.running.thread.submit(self._evaluate(missing))
         return known | found, seconds
 
     def _evaluate(self, paths: Sequence[Path]) -> Job[tuple[dict[Path, Distribution], float]]:
@@ -234,11 +225,11 @@ class Scoring:
         for group in self._tree.groups(paths):
             ordered = sorted(group, key=self._tree.row)
             wanted = tuple(self._tree.row(path) for path in ordered)
-            masks = self._source.masks(self._text, map(self._running.tokenization.letters_of, ordered))
-            answer: ForwardResult = yield ForwardRequest(self._session, self.ids, self._tree.tree, wanted)
+            masks = self.source.masks(self.text, map(self.running.tokenization.letters_of, ordered))
+            answer: ForwardResult = yield ForwardRequest(self.session, self.ids, self._tree.tree, wanted)
             seconds += answer.seconds
             began = time.perf_counter()
-            distributions = yield from self._source.distributions(self._source.masked(answer.logits, masks))
+            distributions = yield from self.source.distributions(self.source.masked(answer.logits, masks))
             found.update(zip(ordered, distributions, strict=True))
             seconds += time.perf_counter() - began
         return found, seconds
@@ -250,7 +241,7 @@ class Scoring:
         for node in nodes:
             distribution = self._distributions.get(node.path)
             if distribution is None:
-                distribution = SortedDistribution.of(*distributions[node.path], self._index())
+                distribution = SortedDistribution.of(*distributions[node.path], self.index())
                 if self._held + len(distribution.places) <= MOST_KEPT:
                     self._held += len(distribution.places)
                     self._distributions[node.path] = distribution

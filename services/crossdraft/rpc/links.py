@@ -59,24 +59,21 @@ async def read(
         raise BadMessage(f"not a frame of this link: {error}") from error
 
 
+@dataclass(eq=False)
 class Outbox(Generic[Waiting]):
     """Messages of many sessions that wait for the stream.
 
-    A frame takes all that wait, up to MAX_MESSAGES and MAX_SHARED. `refused` is told of a message that is over the
-    limit alone, or cannot be encoded; it is dropped, and with it what waits of its session: later messages mean nothing
-    without it.
+    A frame takes all that wait, up to MAX_MESSAGES and MAX_SHARED.
     """
 
-    def __init__(
-        self,
-        codec: frames.FrameCodec[Waiting, Any],
-        limit: MessageLimit,
-        refused: Callable[[int, TooLarge | ValueError], None],
-    ) -> None:
-        self._codec = codec
-        self._limit = limit
-        self._shared = min(limit.frame_bytes, frames.MAX_SHARED)
-        self._refused = refused
+    codec: frames.FrameCodec[Waiting, Any]
+    limit: MessageLimit
+    # Told of a message that is over the limit alone, or cannot be encoded; it is dropped, and with it what waits of its
+    # session: later messages mean nothing without it.
+    refused: Callable[[int, TooLarge | ValueError], None]
+
+    def __post_init__(self) -> None:
+        self._shared = min(self.limit.frame_bytes, frames.MAX_SHARED)
         self._waiting: dict[int, list[tuple[Waiting, int]]] = {}  # by session, with their weights
         self._count = 0  # messages that wait
         self._weight = 0  # of all of them, as the codec says
@@ -94,7 +91,7 @@ class Outbox(Generic[Waiting]):
         if join is not None and waiting and (joined := join(waiting[-1][0], message)) is not None:
             message = joined
             self._count_out([waiting.pop()])
-        weight = self._codec.weight(message)
+        weight = self.codec.weight(message)
         waiting.append((message, weight))
         self._count += 1
         self._weight += weight
@@ -124,7 +121,7 @@ class Outbox(Generic[Waiting]):
 
     def over(self, limits: int) -> bool:
         """Whether more waits than this many message limits, each of its bytes or of MAX_WAITING_MESSAGES messages."""
-        return self._count > limits * MAX_WAITING_MESSAGES or self._weight > limits * self._limit.bytes
+        return self._count > limits * MAX_WAITING_MESSAGES or self._weight > limits * self.limit.bytes
 
     async def room(self) -> None:
         """Returns when no more than a message limit waits, and no more than MAX_WAITING_MESSAGES messages."""
@@ -168,7 +165,7 @@ class Outbox(Generic[Waiting]):
             except (ValueError, TooLarge) as fault:
                 if len(messages) == 1:
                     self.drop(messages[0][0])
-                    self._refused(messages[0][0], fault)
+                    self.refused(messages[0][0], fault)
                     return [], b""
                 messages = messages[: len(messages) // 2]
         self._remove(messages)
@@ -199,9 +196,9 @@ class Outbox(Generic[Waiting]):
 
     def _encoded(self, messages: list[tuple[int, Waiting]]) -> bytes:
         """A frame; raises TooLarge or ValueError."""
-        raw = self._codec.encode(messages)
-        if len(raw) > (self._shared if len(messages) > 1 else self._limit.frame_bytes):
-            raise too_large(type(messages[0][1]).__name__, raw, self._limit)
+        raw = self.codec.encode(messages)
+        if len(raw) > (self._shared if len(messages) > 1 else self.limit.frame_bytes):
+            raise too_large(type(messages[0][1]).__name__, raw, self.limit)
         return raw
 
     def _count_out(self, messages: list[tuple[Waiting, int]]) -> None:

@@ -138,42 +138,38 @@ def joined(before: Reply, after: Reply) -> PassDone | None:
     return PassDone(after.number, nodes, *times, after.more, forwards, *batch, before.first, after.hidden)
 
 
+@dataclass(eq=False)
 class TargetSession:
     """One output of the target: what is committed, and the answers to passes over trees that begin after it.
 
     Raises ContextTooLong: the prompt alone does not fit.
     """
 
-    def __init__(
-        self,
-        running: RunningModel,
-        opening: OpenTarget,
-        processor: LogitsProcessor,
-        replies: Replies[Reply],
-        matcher: GrammarMatcher | None = None,
-        forcing: GrammarMatcher | None = None,
-    ) -> None:
-        self._running = running
-        self._processor = processor
-        self._matcher, self._forcing = matcher, forcing  # of its grammar: over its tokens, and over letters alone
+    running: RunningModel
+    opening: OpenTarget
+    processor: LogitsProcessor
+    replies: Replies[Reply]
+    matcher: GrammarMatcher | None = None  # of its grammar, over its tokens
+    forcing: GrammarMatcher | None = None  # of it, over letters alone
+
+    def __post_init__(self) -> None:
         self._text = NOTHING  # the output's letters, if there is a grammar
-        self._opening = replace(opening, options=processor.warping)  # the others may be long
-        self._replies = replies
+        self.opening = replace(self.opening, options=self.processor.warping)  # the others may be long
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Request] = deque()
         self._busy: asyncio.Future[Any] | None = None  # the request under way
         self._run: Run | None = None  # if that is a run
         self._closed = False
         self._left_at = float("-inf")  # seconds of the loop's clock: when the latest reply left
-        self._context = opening.prompt  # and what was committed after it
+        self._context = self.opening.prompt  # and what was committed after it
         self._before: tuple[int, ...] | None = None  # the context of the pass before
         self._offset = 0  # letters of the output
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
         self._latest: Nodes | None = None  # of it; None: it has drawn, and has no rows
-        self._lengths = running.clocks.letters  # of each id
-        self._most = running.description.context  # tokens
-        self._check_room(len(opening.prompt), "the prompt")
+        self._lengths = self.running.clocks.letters  # of each id
+        self._most = self.running.description.context  # tokens
+        self._check_room(len(self.opening.prompt), "the prompt")
 
     def receive(self, request: Request) -> None:
         """Takes a request: one reply for each, in order; several for a run, which ends when another is asked for, and
@@ -200,7 +196,7 @@ class TargetSession:
         self._waiting.clear()  # a reply that is not read ends the session while the next request is about to begin
         if self._busy is not None:
             self._busy.cancel()
-        self._running.thread.close_session(self)
+        self.running.thread.close_session(self)
 
     def _go_on(self) -> None:
         while self._busy is None and self._waiting:
@@ -209,14 +205,14 @@ class TargetSession:
                 continue
             if isinstance(request, Pass):
                 self._begin(request)
-                if self._matcher is not None and self._matcher.slow:
+                if self.matcher is not None and self.matcher.slow:
                     self._busy = asyncio.ensure_future(self._after_masks(request))
                 else:
-                    self._busy = self._running.thread.submit(self._job(request), self._replies.working)
+                    self._busy = self.running.thread.submit(self._job(request), self.replies.working)
             elif isinstance(request, FetchRow):
                 self._busy = self._fetch(request)
             else:
-                self._busy = self._running.thread.submit(self._score(request), self._replies.working)
+                self._busy = self.running.thread.submit(self._score(request), self.replies.working)
             self._busy.add_done_callback(partial(self._ended, request))
 
     async def _after_masks(self, request: Pass) -> Found | None:
@@ -224,7 +220,7 @@ class TargetSession:
         masks = self._masks(self._text, request)
         assert masks is not None
         await asyncio.gather(asyncio.wrap_future(masks), return_exceptions=True)  # the job raises its error
-        return await self._running.thread.submit(self._job(request, masks), self._replies.working)
+        return await self.running.thread.submit(self._job(request, masks), self.replies.working)
 
     def _job(self, request: Pass, masks: "Future[Bits] | None" = None) -> Job[Found | None]:
         return self._run_job(request, masks) if request.run > 1 else self._pass(request, masks)
@@ -239,11 +235,11 @@ class TargetSession:
         try:
             found = done.result()
             if found is not None:
-                self._replies.send(_done(request, found) if isinstance(request, Pass) else found)
+                self.replies.send(_done(request, found) if isinstance(request, Pass) else found)
             self._go_on()
         except Exception as error:  # a job, and reading its result, may raise anything: it ends this session
             nothing = isinstance(error, NothingLeftError)  # no other target could draw either
-            self._replies.fail(BadRequest(LEAVES_NONE) if nothing else error)
+            self.replies.fail(BadRequest(LEAVES_NONE) if nothing else error)
 
     def _change_run(self, request: RunTo) -> None:
         """Changes the length of the run under way, if it is that one."""
@@ -260,13 +256,13 @@ class TargetSession:
         """A token of a run. The first one and the last wait for nothing."""
         if not self._closed:
             within = self._left_at + BATCHED_SECONDS - self._loop.time() if first and more else 0.0
-            self._replies.send(_done(request, found, more, first), within, joined)
+            self.replies.send(_done(request, found, more, first), within, joined)
 
     def _begin(self, request: Pass) -> None:
         """Checks that a pass is the next one, and takes over what it commits."""
         if request.number != self._number + 1:
             raise ProtocolBroken(f"pass {request.number} is out of order; pass {self._number + 1} is next")
-        if request.draws and self._opening.noise is None:
+        if request.draws and self.opening.noise is None:
             raise ProtocolBroken("this session was opened without a noise key, so its target has no draws of its own")
         size = len(self._context) + len(request.committed) + max(len(request.tree), request.run - 1)
         if size > self._most:
@@ -276,8 +272,8 @@ class TargetSession:
         self._before = self._context
         self._context += request.committed
         self._offset += self._letters(request.committed)
-        if self._matcher is not None:
-            self._text = Letters(self._text + self._running.tokenization.letters_of(request.committed))
+        if self.matcher is not None:
+            self._text = Letters(self._text + self.running.tokenization.letters_of(request.committed))
         self._answered, self._latest = (), None
 
     def _check_room(self, size: int, what: str) -> None:
@@ -289,18 +285,18 @@ class TargetSession:
 
     def _masks(self, text: Letters, request: Pass) -> "Future[Bits] | None":
         """Of the nodes that a pass answers after this output: made beside its forward, in another thread."""
-        if self._matcher is None:
+        if self.matcher is None:
             return None
-        paths = list(map(self._running.tokenization.letters_of, request.tree.paths()))
-        return self._matcher.begin(text, [paths[row] for row in request.answered])
+        paths = list(map(self.running.tokenization.letters_of, request.tree.paths()))
+        return self.matcher.begin(text, [paths[row] for row in request.answered])
 
     def _pass(self, request: Pass, masks: "Future[Bits] | None") -> Job[Found]:
         """Runs in the model thread."""
         masks = masks or self._masks(self._text, request)
-        context, asks = self._context, self._opening.hidden
+        context, asks = self._context, self.opening.hidden
         forward = ForwardRequest(self, context, request.tree, request.wanted, hidden=asks, grown_from=self._before)
         answer: ForwardResult = yield forward
-        hidden = self._running.thread.engine.hidden.pop(self, None)
+        hidden = self.running.thread.engine.hidden.pop(self, None)
         asked = self._nodes(answer.logits, context, request, masks)
         self._answered = request.answered
         sampling: SamplerRequest[Any]
@@ -311,7 +307,7 @@ class TargetSession:
             sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
         else:
             self._latest = replace(asked, logits=asked.logits.clone())  # for rows that are fetched later
-            sampling = RowRequest(asked, self._opening.head, request.listed, self._opening.likely)
+            sampling = RowRequest(asked, self.opening.head, request.listed, self.opening.likely)
         nodes = yield sampling
         return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued, state_bytes(hidden))
 
@@ -320,15 +316,15 @@ class TargetSession:
             mask = None if masks is None else masks.result()
         except GrammarError as error:
             raise BadRequest(str(error)) from error
-        if not self._processor.looks_back:
-            return Nodes(logits, self._processor, mask=mask)
+        if not self.processor.looks_back:
+            return Nodes(logits, self.processor, mask=mask)
         paths = tuple(request.tree.paths())
-        output = context[len(self._opening.prompt) :]
-        return Nodes(logits, self._processor, History(output, [paths[row] for row in request.answered]), mask)
+        output = context[len(self.opening.prompt) :]
+        return Nodes(logits, self.processor, History(output, [paths[row] for row in request.answered]), mask)
 
     def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
-        assert self._opening.noise is not None
-        return SampleRequest(nodes, self._running.clocks, self._opening.noise, offsets, self._opening.likely)
+        assert self.opening.noise is not None
+        return SampleRequest(nodes, self.running.clocks, self.opening.noise, offsets, self.opening.likely)
 
     def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
@@ -341,9 +337,9 @@ class TargetSession:
 
     def _draw_run(self, request: Pass, run: Run, masks: "Future[Bits] | None") -> Job[None]:
         """Runs in the model thread."""
-        opening, text = self._opening, self._text
+        opening, text = self.opening, self._text
         context, before, offset, more, first, ended = self._context, self._before, self._offset, True, 0, 0.0
-        stops = {*opening.stop_ids, *(() if opening.ignore_stops else self._running.description.stops)}
+        stops = {*opening.stop_ids, *(() if opening.ignore_stops else self.running.description.stops)}
         while more:
             # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
             guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
@@ -351,7 +347,7 @@ class TargetSession:
             masks = masks or self._masks(text, asked)
             forward = ForwardRequest(self, context, asked.tree, hidden=opening.hidden, grown_from=before)
             answer: ForwardResult = yield forward
-            hidden = self._running.thread.engine.hidden.pop(self, None)
+            hidden = self.running.thread.engine.hidden.pop(self, None)
             offsets = [*accumulate(map(self._lengths.__getitem__, guess), initial=offset)]
             drawn = yield self._sampling(self._nodes(answer.logits, context, asked, masks), offsets)
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
@@ -364,28 +360,28 @@ class TargetSession:
             before, context = context, context + tokens
             offset += self._letters(tokens)
             more = first + len(tokens) < run.tokens and stops.isdisjoint(tokens) and not run.over
-            if self._matcher is not None:
-                text, masks = Letters(text + self._running.tokenization.letters_of(tokens)), None
-                more = more and not self._matcher.slow
+            if self.matcher is not None:
+                text, masks = Letters(text + self.running.tokenization.letters_of(tokens)), None
+                more = more and not self.matcher.slow
             # The loop makes the reply: the model thread has other things to do.
             hidden = None if more or hidden is None else hidden[len(tokens) - 1 : len(tokens)]
             found = Found(partial(tuple, samples), answer, ended - began, queued, state_bytes(hidden))
-            self._running.thread.call_soon(self._loop, self._drew, request, found, more, first)
+            self.running.thread.call_soon(self._loop, self._drew, request, found, more, first)
             first += len(tokens)
 
     def _forced(self, text: Letters, most: int) -> tuple[int, ...]:
         """Tokens, so many at most, of what must follow an output by its grammar, if anything must."""
-        if self._forcing is None or self._forcing.slow or most < 1:
+        if self.forcing is None or self.forcing.slow or most < 1:
             return ()
         try:
-            letters = self._forcing.fitting(text, NOTHING)
+            letters = self.forcing.fitting(text, NOTHING)
         except GrammarError:
             return ()
-        return tuple(self._running.tokenization.encode_continuation(letters, leave_out=True)[:most])
+        return tuple(self.running.tokenization.encode_continuation(letters, leave_out=True)[:most])
 
     def _score(self, request: ScorePrompt) -> Job[None]:
         """Scores the prompt piece by piece: no more rows of logits are held than a piece has tokens."""
-        prompt, first = self._opening.prompt, request.first
+        prompt, first = self.opening.prompt, request.first
         if not 0 < first < len(prompt):
             what = f"the prompt has {len(prompt)} tokens"
             raise ProtocolBroken(f"{what}; those from 1 on can be scored, not from {first}")
@@ -394,12 +390,12 @@ class TargetSession:
             answer: ForwardResult = yield ForwardRequest(self, prompt[:first], TokenTree.chain(tokens[:-1]))
             found = yield ScoreRequest(answer.logits, tokens, request.likely)
             more = first + len(tokens) < len(prompt)
-            self._running.thread.call_soon(self._loop, self._scored, first, found, answer.seconds, more)
+            self.running.thread.call_soon(self._loop, self._scored, first, found, answer.seconds, more)
             first += len(tokens)
 
     def _scored(self, first: int, found: Callable[[], tuple[Sample, ...]], seconds: float, more: bool) -> None:
         if not self._closed:
-            self._replies.send(PromptScored(first, found(), seconds, more))
+            self.replies.send(PromptScored(first, found(), seconds, more))
 
     def _fetch(self, request: FetchRow) -> asyncio.Future[RowFetched]:
         """From the logits of the latest pass, in a thread; no forward."""
@@ -410,8 +406,8 @@ class TargetSession:
         if self._latest is None:
             what = f"pass {request.number} has drawn and keeps no rows"
             raise ProtocolBroken(f"{what}; send a pass without draws for them")
-        nodes, opening = _one_of(self._latest, self._answered.index(request.node)), self._opening
-        whole = self._running.description.vocabulary_size
+        nodes, opening = _one_of(self._latest, self._answered.index(request.node)), self.opening
+        whole = self.running.description.vocabulary_size
         head, listed = (whole, []) if request.listed is None else (opening.head, [request.listed])
         asked = RowRequest(nodes, head, listed, opening.likely)
         return self._loop.run_in_executor(None, _fetched, request, asked)
