@@ -114,9 +114,8 @@ def test_version(cli: Cli) -> None:
 
 
 def test_a_full_disk_is_said_in_one_line_and_closed_files_end_nothing() -> None:
-    command, pipe = [sys.executable, "-m", "crossdraft", "--version"], subprocess.PIPE
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=pipe, text=True)
+        done = subprocess.run([*COMMAND, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.stderr == "crossdraft: cannot write: No space left on device\n"
     assert done.returncode == 1
     shell = '"$@" >&- 2>&- <&-', "sh", *COMMAND, "inspect", "bundled:target", "bundled:drafter-a"

@@ -94,6 +94,9 @@ def model_of(backend: Backend, name: str | None) -> str:
     return name or own[0]
 
 
+OverloadedError = Overloaded  # by this name orchestrators of before an upgrade send it
+
+
 class UnknownModelError(LookupError):
     """No model of this name is served; the text lists those that are."""
 

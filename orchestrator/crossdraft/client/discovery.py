@@ -277,14 +277,14 @@ class Discovery:
             await member.close()
 
     async def _first_target(self) -> None:
-        waiting = {one.tried for one in self._targets.values()}
         while self.models is None:
+            waiting = {one.tried for one in self._targets.values() if not one.tried.done()}  # others may have come
             if not waiting:
                 errors = [one.error for one in self._targets.values() if one.error is not None]
-                if len(errors) == 1:
-                    raise errors[0]
+                if len(errors) < 2:
+                    raise errors[0] if errors else Unreachable("the targets are gone")
                 raise type(errors[0])(f"none of {len(errors)} targets answered: {'; '.join(map(str, errors))}")
-            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
     async def _welcome_target(self, client: TargetClient, about: Description) -> None:
         async with self._learning:

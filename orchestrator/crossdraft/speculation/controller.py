@@ -143,11 +143,11 @@ class TargetController:
             guesses = self.guesses(over.sharing, {PLAIN, arm, selection.usual})
             tokens = over.tokens / over.number
             seconds = max(0.0, now - over.began - over.reading)
-            pure = over.pure and over.reading < seconds  # where most of it went into prompts the rest is noise
+            weight = over.pure * seconds / max(1e-9, seconds + over.reading)  # the more went into prompts the less
             self._compare(tokens, min(seconds, STALL * guesses[arm].seconds))
-            if selection.add(seconds, tokens, pure, guesses, over.number):
+            if selection.add(seconds, tokens, weight, guesses, over.number):
                 selection.decide(self.guesses(over.sharing, {*self.arms, arm, selection.usual}))
-            if not arm.drafts and pure:
+            if not arm.drafts and over.pure:
                 for fares in {one.fares for one in over.sharing}:
                     fares.acceptance.fade(2 * tokens * (fares.acceptance.mean() < HOPED))
             self.speed = selection.speed(arm, guesses[arm])

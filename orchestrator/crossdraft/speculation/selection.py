@@ -124,11 +124,11 @@ class ArmSelection:
         hopes = {arm: HOPE if arm.overlap in known or not arm.drafts else 1.0 for arm in speeds}
         return {arm: speed * (1 + hopes[arm] / (1 + self.seen(arm))) for arm, speed in speeds.items()}
 
-    def add(self, seconds: float, tokens: float, pure: bool, guesses: Guesses, outputs: int) -> bool:
+    def add(self, seconds: float, tokens: float, weight: float, guesses: Guesses, outputs: int) -> bool:
         """A round of all outputs: how long it took, and what it brought to each. Returns whether to `decide` now.
 
         Args:
-            pure: all outputs used `current`, and had begun to before the round.
+            weight: what it tells, up to 1; 0: not all outputs used `current`, or had begun to before the round.
             guesses: of `current`, `usual` and no drafter.
         """
         self._doubt(guesses)
@@ -137,10 +137,10 @@ class ArmSelection:
             return False
         self._charge(seconds, tokens, guesses)
         lost = self._lost
-        if pure and self._new and arm.drafts and not lost:
+        if weight and self._new and arm.drafts and not lost:
             self._new = False
-        elif (pure or lost) and (arm.drafts or not self._trails):
-            part = min(TOGETHER, outputs**0.5)
+        elif (weight or lost) and (arm.drafts or not self._trails):
+            part = (weight or 1.0) * min(TOGETHER, outputs**0.5)
             self._rounds += part
             self._count(arm, guess, seconds, tokens, part / WINDOW)
         over = lost or self._rounds >= (WINDOW if arm.drafts else WINDOW / 2)
@@ -190,7 +190,7 @@ class ArmSelection:
         if arm.drafts and not arm.overlap:  # acceptance is known from all rounds: that weighs as much as a window
             tokens += (guess.tokens - tokens) / (1 + record.windows)
         record.due += part * tokens * (guess.seconds / guess.tokens if arm.drafts else 1.0)
-        self.records = {arm: one for arm, one in self.records.items() if one.windows > GUESS / 10}
+        self.records = {one: of for one, of in self.records.items() if one == arm or of.windows > GUESS / 10}
 
     def resume(self, arms: Sequence[Choice], usual: Choice) -> None:
         """All outputs use it from now on, with these arms. A trial goes on after a round, if outputs stay so long."""

@@ -289,7 +289,7 @@ async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
             print(server.ready_line(), file=output, flush=True)
             await asyncio.Event().wait()
 
-    await until_signalled(serving(), always=(signal.SIGINT,))  # which a shell's background has ignored
+    await until_signalled(serving(), always=(signal.SIGINT, signal.SIGTERM))  # a shell's background ignores SIGINT
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from crossdraft.serving.http.errors import INVALID, RefusedError
 log = logging.getLogger(__name__)
 LIMITS = "CROSSDRAFT_CONNECTION_LIMITS"  # in the environment of `limit_uvicorn`: a JSON object, or the defaults
 MAX_PIPELINED = 64  # requests that a client may send before it has been answered
-UPGRADE = re.compile(rb"(\r\nupgrade):", re.IGNORECASE)  # to HTTP/2, as Java's client asks: its body would be lost
+UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)  # to HTTP/2, as Java's client asks: its body would be lost
 KEPT = 32  # file handles for everything but connections, besides a quarter of the others
 
 
@@ -61,7 +61,6 @@ class Connection(HttpToolsProtocol):
         self._others = others
         self._limits = others.limits
         self._most = others.limits.max_header_kib * 1024
-        self._latest = b""  # bytes that came last: pieces are cut within words, too
         self._pending = 0  # bytes since the request began, or since the latest piece of its body
         self._socket: socket.socket | None = None  # until the TLS handshake is over
         self._timer: asyncio.TimerHandle | None = None  # while part of a request is missing
@@ -90,9 +89,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Gives up a request whose head, or what frames its body, is too long."""
         self._pending += len(data)
-        both, known = self._latest + data, len(self._latest)
-        self._latest = both[-len("\r\nupgrade") :]
-        super().data_received(UPGRADE.sub(rb"\1-x:", both)[known:])  # no JSON has it
+        super().data_received(UPGRADE.sub(b"\r\nx-grade:", data))  # no JSON has it; clients send a head at once
         if self._timer is None and self.waits:  # for what is between requests
             self._expect(self._limits.header_seconds)
         if self._pending > self._most:

@@ -1,5 +1,0 @@
-"""`python -m crossdraft`: the console script."""
-
-from crossdraft.cli.__main__ import main
-
-main()
