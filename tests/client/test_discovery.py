@@ -97,6 +97,17 @@ async def test_one_target_is_enough(target: TargetClient, nowhere: str, caplog: 
     assert "it is tried again" in caplog.text
 
 
+async def test_who_waits_for_a_target_waits_for_the_one_that_comes_in_its_place() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with served(puppet()) as other:
+            pipeline = connect(f"127.0.0.1:{silent.getsockname()[1]}")
+            waiting = asyncio.create_task(pipeline.ready())
+            await until(lambda: pipeline._discovery is not None and pipeline._discovery._targets)
+            await pipeline.follow(other.address)
+            await waiting
+            await pipeline.__aexit__()
+
+
 async def test_who_is_not_there_is_asked_again_by_each_who_waits(nowhere, taken, monkeypatch):
     monkeypatch.setattr("crossdraft.client.discovery.FIRST_PAUSE", 600)
     pipeline = connect([nowhere])

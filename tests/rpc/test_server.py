@@ -128,18 +128,6 @@ async def test_serving_prints_one_line_and_ends_on_a_signal(number):
     assert output.getvalue().count("\n") == 1
 
 
-async def test_a_hang_up_that_nohup_has_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        serving = asyncio.create_task(serve(Server(TARGET, PuppetService(), AT_ONCE), output := io.StringIO()))
-        await until(output.getvalue)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        os.kill(os.getpid(), signal.SIGTERM)
-        await serving
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
     yield

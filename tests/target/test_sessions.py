@@ -284,15 +284,6 @@ async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target
     assert more.tail == pytest.approx(1 - more.probabilities.sum(), abs=1e-9)
 
 
-async def test_a_row_that_is_fetched_and_leaves_nothing_to_draw_is_the_requests_fault(target_model: RunningModel):
-    talk = Talk(target_model, OPENING)
-    await talk.passed(Pass(1, (60,), DEEP_TREE))
-    ruled_out = np.zeros((1 + len(DEEP_TREE), -(-target_model.description.vocabulary_size // 8)), dtype=np.uint8)
-    talk.session._latest = replace(talk.session._latest, mask=ruled_out)
-    with pytest.raises(BadRequest, match="leave no id to draw"):
-        await talk.answer(FetchRow(1, 4))
-
-
 @pytest.mark.parametrize(
     ("request_sent", "complaint"),
     [

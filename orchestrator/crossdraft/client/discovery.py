@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from crossdraft.client.roster import Roster, Services
-from crossdraft.rpc.errors import REPLACED, BadMessage, Replaced, ServiceError, TimedOut, name_of
+from crossdraft.rpc.errors import REPLACED, BadMessage, Replaced, ServiceError, TimedOut, Unreachable, name_of
 from crossdraft.rpc.links import DrafterClient, Patience, ServiceClient, TargetClient
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.session.models import Models, tokenization_of
@@ -94,6 +94,7 @@ class Probe:
         """Ask and watch no more; the client's sessions go on."""
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._tried()  # which a task that had not begun did not say
 
     async def close(self) -> None:
         await self.stop()
@@ -278,7 +279,8 @@ class Discovery:
 
     async def _first_target(self) -> None:
         while self.models is None:
-            waiting = {one.tried for one in self._targets.values() if not one.tried.done()}  # others may have come
+            async with self._following:  # others may be coming
+                waiting = {one.tried for one in self._targets.values() if not one.tried.done()}
             if not waiting:
                 errors = [one.error for one in self._targets.values() if one.error is not None]
                 if len(errors) < 2:
