@@ -23,7 +23,7 @@ LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever b
     "lines of the laboratory": 4_953,
     "modules in the largest folder": 21,
     "longest chain of imports": 17,
-    "test lines": 38_363,
+    "test lines": 38_434,
     "test lines of the laboratory": 1_987,
 }
 Imports = Mapping[str, set[str]]  # module -> modules that it imports

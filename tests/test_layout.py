@@ -54,7 +54,7 @@ def test_programs_that_only_measure_can_be_started() -> None:
     programs = {*re.findall(r"`python -m (tests\.[\w.]+)", (REPOSITORY / "BENCHMARKS.md").read_text("utf-8"))}
     command = [sys.executable, "-c", STARTED, *sorted(programs)]
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    assert said.count("usage: ") == len(programs) > 0
+    assert said.count("usage: ") == len(programs) > 1
 
 
 def test_links_between_documents_can_be_followed_in_a_clone() -> None:
