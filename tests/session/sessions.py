@@ -23,9 +23,16 @@ TARGET, DRAFTER = 1, 2  # lanes, as they are opened first
 WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 
-def begun(*choices: Choice, method: Method = SLEM, waits: bool = False, unwanted: int = 0, **changes: object) -> Begun:
+def begun(
+    *choices: Choice,
+    method: Method = SLEM,
+    waits: bool = False,
+    unwanted: int = 0,
+    interrupts: bool = False,
+    **changes: object,
+) -> Begun:
     """A session that has begun and makes these choices in turn, its controller, and its first commands."""
-    controller = Turns(choices, waits, unwanted)
+    controller = Turns(choices, waits, unwanted, interrupts)
     session = Session(assignment(method, controller=controller, **changes))
     return session, controller, session.start(0.0)
 

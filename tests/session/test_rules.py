@@ -235,7 +235,7 @@ def life(
         method,
         pair=PAIR,
         chooser=chooser,
-        controller=Turns(tuple(choices), not choices[0].overlap, unwanted=seed % 3),
+        controller=Turns(tuple(choices), not choices[0].overlap, unwanted=seed % 3, interrupts=seed % 2 > 0),
         max_tokens=LENGTH,
         targets=targets,
     )

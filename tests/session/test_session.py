@@ -269,39 +269,29 @@ def test_a_drafter_that_opens_leaves_a_run_alone_if_nothing_is_to_be_drafted() -
 
 
 def test_a_drafter_is_opened_once_the_controller_wants_one() -> None:
-    """Which is asked again as soon as it says."""
-    choices = replace(PLAIN, run=8), Choice(2, 2, overlap=False)
-    session, _, first = sessions.begun(*choices, unwanted=3, max_tokens=90)
+    """Which is asked again with each token; the run ends for the draft, and what comes meanwhile is output."""
+    session, _, first = sessions.begun(Choice(2, 2, overlap=False), unwanted=3, interrupts=True, max_tokens=90)
     assert [type(one.request) for one in first if isinstance(one, events.Open)] == [messages.OpenTarget]
-    assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0)).run == 8
-    out = session.handle(sessions.told(*[1] * 4), 1.0)
-    assert sessions.requests(out) == [messages.RunTo(1, 8 + LONG_RUN)]
-    (opening,) = [one for one in out if isinstance(one, events.Open)]
+    assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0)).run == LONG_RUN
+    (opening,) = [one for one in session.handle(sessions.told(1), 1.0) if isinstance(one, events.Open)]
     assert isinstance(opening.request, messages.OpenDrafter)
-    assert sessions.requests(session.handle(sessions.told(1, first=4), 2.0)) == []  # it is opened once
+    assert sessions.requests(session.handle(sessions.told(1, first=1), 2.0)) == []  # it is opened once
     assert sessions.requests(session.handle(events.Ready(opening.lane), 3.0)) == [messages.RunTo(1, 0)]
-    (following,) = sessions.requests(session.handle(sessions.told(1, first=5, more=False), 4.0))
+    assert sessions.requests(session.handle(sessions.told(1, first=2), 3.5)) == []  # it is told once
+    (following,) = sessions.requests(session.handle(sessions.told(1, first=3, more=False), 4.0))
     assert isinstance(following, messages.Draft)
 
 
-def test_a_drafter_that_opens_ends_a_long_run_if_the_controller_wants_to_decide_sooner() -> None:
-    session, *_ = sessions.begun(replace(PLAIN, run=2), max_tokens=90)
-    assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.TARGET), 0.0)).run == LONG_RUN
-    assert sessions.requests(session.handle(events.Ready(sessions.DRAFTER), 1.0)) == [messages.RunTo(1, 0)]
-    assert sessions.only(messages.Pass, session.handle(sessions.told(1, more=False), 2.0)).run == 2
-
-
 @pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])
-def test_a_run_is_the_last_where_a_draft_is_to_follow(lost: bool) -> None:
+def test_a_run_ends_where_a_draft_is_to_follow(lost: bool) -> None:
     """It is chosen once, and forgotten if there is no drafter any more."""
     session, *_ = sessions.begun(replace(PLAIN, run=4), Choice(3, 3, overlap=False), waits=True, max_tokens=50)
     session.handle(events.Ready(sessions.TARGET), 0.0)
     assert sessions.only(messages.Pass, session.handle(events.Ready(sessions.DRAFTER), 0.0)).run == 4
-    assert sessions.requests(session.handle(sessions.told(1, 0), 1.0)) == []
-    assert sessions.requests(session.handle(sessions.told(1, first=2), 2.0)) == []
+    assert sessions.requests(session.handle(sessions.told(1, 0), 1.0)) == [messages.RunTo(1, 0)]
     if lost:
         session.handle(events.Lost(sessions.DRAFTER, GONE), 2.0)
-    (following,) = sessions.requests(session.handle(sessions.told(0, first=3, more=False), 3.0))
+    (following,) = sessions.requests(session.handle(sessions.told(0, first=2, more=False), 3.0))
     assert isinstance(following, messages.Pass if lost else messages.Draft)
     assert lost or following.count == 3
 

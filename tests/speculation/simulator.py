@@ -336,6 +336,10 @@ class Flight:
     half: int = 0  # tokens left at which more of the run is asked for
     following: Choice | None = field(default=None)  # what follows the run, once that is decided
 
+    def end(self) -> None:
+        """The run ends with the token that is being drawn."""
+        self.run = min(1, self.run)
+
 
 class Output:
     """A session whose walk decides at random. Places count the draft tokens of the epoch from 0."""
@@ -568,19 +572,22 @@ class Output:
             self._emit(1, settled=1)
             if over and self._left > 0:
                 self._next(flight.following)
-            elif flight.run <= flight.half and flight.following is None and self._left > flight.run:
-                self._extend(flight)
+            elif flight.following is None and self._left > 0:
+                self._go_on_with_run(flight)
         elif flight.last >= flight.first:
             self._rows = flight.last
         self._go_on()
 
-    def _extend(self, flight: Flight) -> None:
-        """Half of a run is drawn: more of it, or something else after it."""
-        choice = self._controller.choose(self._now)
-        if choice.drafts:
-            flight.following = choice
-        else:
-            flight.run, flight.half = flight.run + min(choice.run, self._left), choice.run // 2
+    def _go_on_with_run(self, flight: Flight) -> None:
+        """The run ends once drafts are wanted; half of it is drawn: more of it."""
+        ends_soon = flight.run <= flight.half and self._left > flight.run
+        if ends_soon or self._controller.wants_drafter(self._now):
+            choice = self._controller.choose(self._now)
+            if choice.drafts:
+                flight.following = choice
+                self._simulation.agenda.after(self._simulation.delay(self._simulation.world.target_trip), flight.end)
+            elif ends_soon:
+                flight.run, flight.half = flight.run + min(choice.run, self._left), choice.run // 2
 
 
 def choice_of(arm: Choice) -> Choice:

@@ -153,7 +153,10 @@ def test_a_drafter_that_opens_late(method: Method, opens: int) -> None:
 @pytest.mark.parametrize("pattern", few_or_full([*FEW], lambda pattern: pattern in ("DDT", "TDS")))
 def test_a_drafter_that_is_not_wanted_at_first(method: Method, pattern: str) -> None:
     """It opens in the middle of the target's run, and drafts for what follows."""
-    assert error(Overlapped(TWO, method, (Choice(2, 1),), Schedule(pattern), 4, 1, unwanted=1)) < EXACT
+    given = Overlapped(TWO, method, (Choice(2, 1),), Schedule(pattern), 4, 1, unwanted=1)
+    assert error(given) < EXACT
+    runs = replace(given, choices=(PLAIN, Choice(2, 2, overlap=False)), unwanted=0, interrupts=True)
+    assert error(runs) < EXACT
 
 
 @walks

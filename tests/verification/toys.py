@@ -263,19 +263,21 @@ class Turns:
     choices: tuple[Choice, ...]
     waits_for_drafter: bool = False
     unwanted: int = 0  # times that it is asked for a drafter and wants none
+    interrupts: bool = False  # it wants one while the target draws by itself, too
     seen: list[Observation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._left = cycle(self.choices)
+        self._left, self._chosen = cycle(self.choices), 0
 
     def observe(self, seen: Observation, now: float) -> None:
         self.seen.append(seen)
 
     def wants_drafter(self, now: float) -> bool:
         self.unwanted -= 1
-        return self.unwanted < 0
+        return self.unwanted < 0 and (self.interrupts or not self._chosen)
 
     def choose(self, now: float) -> Choice:
+        self._chosen += 1
         return next(self._left)
 
     review = choose
@@ -297,6 +299,7 @@ class Overlapped(Enumerable):
     salt: str = "target"  # of the target's distributions
     committed: tuple[int, ...] = ()  # the output's first tokens, from an earlier session
     unwanted: int = 0  # times that the controller wants no drafter when it is asked
+    interrupts: bool = False  # it wants one while the target draws by itself, too
     play: Callable[[Schedule, Stage], None] = Schedule.play
 
     def played(self, chooser: Chooser) -> Stage:
@@ -312,7 +315,7 @@ class Overlapped(Enumerable):
             pair=pair,
             chooser=chooser,
             open_target=replace(OPEN_TARGET, prompt=(0,), head=min(self.head, 64)),
-            controller=Turns(self.choices, unwanted=self.unwanted),
+            controller=Turns(self.choices, unwanted=self.unwanted, interrupts=self.interrupts),
             max_tokens=self.length,
             targets=self.targets,
             tree_budget=self.tree_budget,

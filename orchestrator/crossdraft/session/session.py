@@ -25,7 +25,7 @@ from crossdraft.verification import matching
 from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, NeedSample, Refused
 
 NOT_YET = replace(PLAIN, reason="the drafter has not opened yet")
-NOT_WANTED = "plain decoding: no draft token raises the speed"
+NOT_WANTED = replace(PLAIN, reason="plain decoding: no draft token raises the speed")
 LAST_TOKEN = replace(PLAIN, reason="one token is left")
 LATE = "no draft token came in time"
 MAX_DECISIONS = 10_000  # that are kept for an explanation
@@ -145,9 +145,7 @@ class Session:
     def _drafter_opened(self) -> list[events.Command]:
         self.drafter.opened()
         self._observe(Lifecycle.DRAFTER_CAME)
-        if self.state is State.RUNNING and self.interruptible:
-            return self._next_epoch()
-        return self._end_run_for_draft()
+        return self._next_epoch() if self.state is State.RUNNING and self.interruptible else []
 
     def _replied(self, lane: events.Lane, reply: events.Reply) -> list[events.Command]:
         if isinstance(reply, PassDone):
@@ -257,7 +255,7 @@ class Session:
         chosen, self._next = self._next, None
         if not self.drafter.ready:
             if self.drafter.unopened and not self._given.controller.wants_drafter(self._now):
-                return replace(PLAIN, run=self._given.controller.choose(self._now).run, reason=NOT_WANTED)
+                return NOT_WANTED
             wanted = self.drafter.unopened or self.drafter.hoped_for
             return NOT_YET if wanted else replace(PLAIN, reason=self.drafter.fault)
         if self.output.left <= 1:
@@ -325,29 +323,22 @@ class Session:
             return []
         return self.drafter.open()
 
-    def _end_run_for_draft(self) -> list[events.Command]:
-        """A drafter has opened: end a run that is under way if the next epoch is to draft, or to decide soon."""
-        runs = self.target.runs
-        if not runs or self._next is not None:
+    def _go_on_with_run(self) -> list[events.Command]:
+        """While the target draws by itself: end that as soon as the next epoch is to draft; else, when half of the run
+        is drawn, let the target go on without the round trip of another pass."""
+        run = next((run for run in self.target.runs if not run.ending), None)
+        if run is None or self._next is not None:
             return []
-        self._report()
-        choice = self._choose()
-        if not choice.drafts and choice.run >= max(run.left for run in runs):
-            return []
-        self._next = choice
-        return self.target.end_runs()
-
-    def _extend_run(self) -> list[events.Command]:
-        """When half of a run is drawn, decide what follows it: if more of the same, the target goes on without the
-        round trip of another pass."""
-        run = next((run for run in self.target.runs if run.drawn >= run.half and not run.ending), None)
-        if run is None or self._next is not None or self.output.left <= run.left:
+        ends_soon = run.drawn >= run.half and self.output.left > run.left
+        there = self.drafter.ready or self.drafter.unopened
+        if not ends_soon and not (there and self._given.controller.wants_drafter(self._now)):
             return []
         choice = self._choose()
         if choice.drafts:
             self._next = choice
-            return []
-        return [self.target.extend_run(run, choice.run), *self._open_drafter()]
+            return self.target.end_runs()
+        opening = self._open_drafter()
+        return [self.target.extend_run(run, choice.run), *opening] if ends_soon else opening
 
     def _end(self, reason: events.Reason, error: BaseException | None = None) -> events.Finished:
         """Nothing more will be emitted."""
@@ -377,7 +368,7 @@ class Session:
             return commands
         self._report()
         if not self.epoch.choice.drafts:  # else there are no runs
-            commands += self._extend_run()
+            commands += self._go_on_with_run()
         if self.output.text is not before:
             self.epoch.release(len(self.output.text))
             self.drafter.branches.release(len(self.output.text))

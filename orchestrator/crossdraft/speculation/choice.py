@@ -32,7 +32,7 @@ class Choice:
     least_likely: float = 0.0  # probability, as the drafter estimates it, with which a tree is still grown by a step
     chunk: int = 1  # draft tokens in one reply of the drafter, from its second one on, while epochs overlap
     speculate: bool = False  # a free target begins a pass over later draft tokens before the first returns
-    run: int = 1  # without a drafter: tokens that the target draws in one pass; extended if the next choice is plain
+    run: int = 1  # without a drafter: tokens that the target draws in one pass; extended unless drafts are wanted
     review_after: int = 0  # tokens of an overlapped epoch after which the controller decides how it goes on; 0: never
     reason: str = ""  # shown to users
     drafts: bool = field(init=False, repr=False, compare=False)  # the drafter is asked at all
@@ -82,7 +82,7 @@ class Choice:
         return f"overlapped (at most {self.max_draft_tokens} ahead, {waits}{branches})"
 
 
-LONG_RUN = 32  # tokens: half of them cover a round trip, and a draft that follows waits for at most half
+LONG_RUN = 32  # tokens: half of them cover a round trip, and a run ends with the next token once drafts are wanted
 ASIDE = "the drafter cannot go on with this text: {}"  # the reason of epochs without a draft token, in every mode
 PLAIN = Choice(max_draft_tokens=0, overlap=False, run=LONG_RUN, reason="plain decoding")
 
@@ -180,7 +180,7 @@ class Controller(Protocol):
     waits_for_drafter: bool  # the session waits until a drafter has opened (lock-step for comparison)
 
     def wants_drafter(self, now: float) -> bool:
-        """Whether a drafter is to be opened: asked at the beginning and now and then, until one has been."""
+        """Whether drafts may be next: a drafter is opened then, and a run of the target by itself ended."""
         ...
 
     def observe(self, seen: Observation, now: float) -> None:

@@ -26,9 +26,7 @@ from crossdraft.speculation.choice import (
 from crossdraft.speculation.estimates import HOPED, MEMORY, PRIOR, Costs, Round, Share, Times
 from crossdraft.speculation.selection import CREDIT, STALL, ArmSelection, Guesses, LossBudget
 
-# Tokens of a plain run while a trial may be near; four times as many pass until an overlapped epoch is reviewed. Each
-# message is work for the event loop, and what was decided holds as long.
-SHORT_RUN = 4
+REVIEWED = 16  # tokens after which an overlapped epoch is reviewed: each message is work for the event loop
 MANY = 8  # outputs whose single draft tokens keep the event loop busy: then a reply has two, half as much work
 RECENT = MEMORY / 5  # judged draft tokens, of all or of one output, that are compared with usual ones
 SILENT = 5.0  # seconds without a draft token after which a drafter is shown as of no use
@@ -235,7 +233,6 @@ class OutputController(Controller):
         self._why = ""  # ... could not go on, the last time that it could not
         self._aside = 0  # tokens until it is asked again
         self._drafted = 0  # draft tokens of the running epoch
-        self._run = 1  # tokens of the latest plain run
         self._behind = 0  # tokens that the target drew before their draft tokens came: compared with them, not judged
 
     @property
@@ -324,8 +321,11 @@ class OutputController(Controller):
         return [*lines, f"{trial}: {selection.current.settings}; trials may cost {credit:.0f} tokens more"]
 
     def wants_drafter(self, now: float) -> bool:
-        """Whether its next choice may be to draft."""
-        return not self.target.costs.target.known or self.target.selection.current.drafts
+        """Whether its next choice may be to draft, as all others do."""
+        target = self.target
+        if target.costs.target.known and not target.selection.current.drafts:
+            return False
+        return self._there and not (self._alone or self._aside)
 
     def choose(self, now: float) -> Choice:
         choice = self.review(now)
@@ -338,11 +338,7 @@ class OutputController(Controller):
         if self._aside:
             arm, reason = PLAIN, ASIDE.format(self._why)
         self._arm = arm
-        if arm.drafts:
-            self._run = 1
-            return self._choice(arm, reason)
-        self._run = min(SHORT_RUN if self.target.budget.credit > 0 else LONG_RUN, 2 * self._run)
-        return replace(PLAIN, run=self._run, reason=reason)
+        return self._choice(arm, reason) if arm.drafts else replace(PLAIN, reason=reason)
 
     def _best(self) -> tuple[Choice, str]:
         """The arm of all, or its own where its draft tokens fare otherwise; and why, in words."""
@@ -362,6 +358,6 @@ class OutputController(Controller):
         costs, many, wait = self.target.costs, len(self.target.outputs), arm.min_draft_tokens
         tree = arm.tree_nodes and self._greedy  # ends where a step costs more tokens than it brings
         likely = min(1.0, costs.step(arm, many) * self.target.speed) if tree else 0.0
-        chunk, review = (1 + (many > MANY), 4 * SHORT_RUN) if arm.overlap else (1, 0)
+        chunk, review = (1 + (many > MANY), REVIEWED) if arm.overlap else (1, 0)
         waits = STALL * costs.arrival(arm, many, wait + chunk) if wait else 0.0
         return replace(arm, patience=waits, least_likely=likely, chunk=chunk, review_after=review, reason=reason)
