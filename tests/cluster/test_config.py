@@ -57,6 +57,15 @@ def test_sampling_settings_are_configured_as_on_the_command_line() -> None:
     assert (target.generation_config, settings) == ("vllm", {"top_k": 20, "temperature": 0.5})
 
 
+@pytest.mark.parametrize("merged", ["{replicas: 2}", "[{replicas: 2}, {replicas: 3}]"])
+def test_parts_may_be_merged_as_yaml_has_it(merged: str) -> None:
+    (first, second) = parse(
+        f"models:\n- name: a\n  target: &a\n    <<: {merged}\n    model: m\n- {{name: b, target: {{<<: *a, model: n}}}}"
+    ).models
+    assert first.target.replicas == second.target.replicas == Scale(min=2, max=2)
+    assert second.target.model == "n"
+
+
 FAULTS = (  # after the smallest configuration, and what is said
     ("      override_generation_config: {top_q: 1}\n", "it must be an object with some of temperature"),
     ("      override_generation_config: {top_p: 2.0}\n", "top_p must be above 0"),
@@ -96,6 +105,23 @@ FAULTS = (  # after the smallest configuration, and what is said
     ),
     ("    drafters:\n      - {name: a b, model: m}\n", r"line 6: models\.0\.drafters\.0\.name: "),
     ("grace_seconds: -1\n", r"line 5: grace_seconds: "),
+    *((f"{key}: x\n", rf"line 5: {key}: there is no such field") for key in ("5", "~", "on", "2024-01-01")),
+    ("? [a, b]\n: c\n", "line 5: a key must be text"),
+    ("http:\n  ? {a: b}\n  : c\n", "line 6: a key must be text"),
+    ("      override_generation_config: {2024-01-01: 1}\n", "line 5: .*: it must be an object with some of"),
+    ("      override_generation_config: {top_k: 2024-01-01}\n", "line 5: .*: top_k must be a whole number"),
+    ("      override_generation_config: {top_k: !!binary YQ==}\n", "line 5: .*: top_k must be a whole number"),
+    ("      override_generation_config: &a {top_k: *a}\n", "it is nested too deeply, or contains itself"),
+    ("http: {port: !!int x}\n", "line 5: 'x' is no int"),
+    ("http: {port: !!int ''}\n", "line 5: '' is no int"),
+    (f"http: {{port: {'9' * 5000}}}\n", "line 5: '9{50}' is no int"),
+    (f"grace_seconds: !!float {':'.join(['59'] * 400)}\n", "line 5: '59:.*' is no float"),
+    ("metrics: !!bool x\n", "line 5: 'x' is no bool"),
+    ("log_format: 2024-13-45\n", "line 5: log_format: Input should be 'plain' or 'json'"),
+    (
+        "  - name: b\n    target: &t {model: m}\n  - target:\n      <<: *t\n      model: 5\n",
+        "line 9: models.2.target.model",
+    ),
 )
 NONE_AT_ALL = (
     ("", "line 1: a configuration begins with `models:`"),
@@ -104,6 +130,7 @@ NONE_AT_ALL = (
     ("models:\n  - name: x\n", r"line 2: models\.0\.target: Field required"),
     ("models: [\n", "line 2: "),
     ("models:\n\t- name: x\n", "line 2: "),
+    ("applications: [{args: }]\n", "line 1: a configuration begins with `models:`"),
     ("models: &all [*all]\n", "configuration: it is nested too deeply, or contains itself"),
     ('models: "\x01"\n', "configuration: unacceptable character"),
     ("models: !!python/object:os.system {}\n", "line 1: could not determine a constructor"),

@@ -48,10 +48,25 @@ class ConfigurationError(ValueError):
 
 
 WHOLE = TypeAdapter(Configuration)
-STRING, WHOLE_NUMBER = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int"
+STRING, WHOLE_NUMBER, MERGE, TIME = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "merge", "timestamp"))
 SERVED_AT = ("applications", 0, "args")  # of a file of Serve's
 SCALED = ("models.orchestrators", "models.target.replicas", "models.drafters.replicas")  # where a number is a Scale
 SETTINGS = "models.target.override_generation_config"
+
+
+class Loader(yaml.SafeLoader):
+    """Values as YAML has them; dates are text. What is not of its type is an error with its line, which the library
+    leaves to whatever reads it."""
+
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            what = f"{str(node.value)[:50]!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from error
+
+
+Loader.add_constructor(TIME, Loader.construct_yaml_str)
 
 
 def load(path: Path) -> Configuration:
@@ -69,10 +84,9 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     Paths are relative to the folder. Raises ConfigurationError, which has lines if there is a name.
     """
     try:
-        loader = yaml.SafeLoader(text)
-        root = _configured(loader.get_single_node(), name)
+        root = _configured(Loader(text).get_single_node(), name)
         _rename(root, name)
-        values = loader.construct_document(root)
+        values = _json(root)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise ConfigurationError(f"{name}, line {line}: {error.problem}") from error
@@ -80,7 +94,7 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
         why = error if isinstance(error, yaml.YAMLError) else "it is nested too deeply, or contains itself"
         raise ConfigurationError(f"{name}: {why}") from error
     try:
-        configuration = _resolved(WHOLE.validate_json(json.dumps(values, default=str)), folder or Path())
+        configuration = _resolved(WHOLE.validate_json(values), folder or Path())
         _check_settings(configuration)
         return configuration
     except PartError as error:
@@ -92,15 +106,19 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
 
 def _configured(root: Node | None, name: str) -> Node:
     """The configuration in a text; raises ConfigurationError if there is none."""
-    if not isinstance(root, MappingNode):
-        raise ConfigurationError(f"{name}, line 1: a configuration begins with `models:`")
-    node: Node = root
+    node, line = root, 1
     for step in SERVED_AT if _step(root, SERVED_AT[0]) else ():
         found = _step(node, step)
         if found is None:
-            raise ConfigurationError(f"{name}, line {node.start_mark.line + 1}: there is no `{step}`")
-        node, _ = found
+            raise ConfigurationError(f"{name}, line {line}: there is no `{step}`")
+        node, line = found
+    if not isinstance(node, MappingNode):
+        raise ConfigurationError(f"{name}, line {line}: a configuration begins with `models:`")
     return node
+
+
+def _json(node: Node) -> str:
+    return json.dumps(Loader("").construct_document(node), default=str)
 
 
 def _resolved(part: PartT, folder: Path) -> PartT:
@@ -157,7 +175,8 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
 
 def _rename(node: Node | None, file: str, where: str = "") -> None:
     """Gives keys of older files their names of now, with a warning for each; a number of replicas that may be
-    a range becomes both their least and their most. Raises ConfigurationError if one key stands twice then."""
+    a range becomes both their least and their most. Keys are text, whatever YAML takes them for. Raises
+    ConfigurationError if one key stands twice then, or is no text."""
     if isinstance(node, SequenceNode):
         for entry in node.value:
             _rename(entry, file, where)
@@ -165,17 +184,19 @@ def _rename(node: Node | None, file: str, where: str = "") -> None:
         return
     pairs: list[tuple[Node, Node]] = []
     for key, value in node.value:
-        path = f"{where}{key.value}"
+        if not isinstance(key, ScalarNode):
+            raise ConfigurationError(f"{file}, line {key.start_mark.line + 1}: a key must be text")
+        path, merged = f"{where}{key.value}", key.tag == MERGE
+        key.tag = MERGE if merged else STRING
+        _rename(value, file, where if merged else f"{path}.")
         if path in OLD:
             log.warning("%s, line %d: %s is called %s now", file, key.start_mark.line + 1, path, OLD[path])
             key.value = OLD[path]
         if path == SETTINGS and isinstance(value, MappingNode):
-            settings = json.dumps(yaml.SafeLoader("").construct_document(value))  # as the command line has it
-            value = ScalarNode(STRING, settings, value.start_mark, value.end_mark)
+            value = ScalarNode(STRING, _json(value), value.start_mark, value.end_mark)  # as the command line has it
         if path in SCALED and value.tag == WHOLE_NUMBER and not value.value.startswith(("0", "-")):
             bounds = [(ScalarNode(STRING, name, key.start_mark, key.end_mark), value) for name in ("min", "max")]
             value = MappingNode("tag:yaml.org,2002:map", bounds, value.start_mark, value.end_mark)
-        _rename(value, file, f"{path}.")
         pairs += value.value if path in LIFTED and isinstance(value, MappingNode) else [(key, value)]
     lines: dict[str, int] = {}
     for key, _ in pairs:
@@ -205,12 +226,12 @@ def _line(node: Node, location: tuple[int | str, ...]) -> int:
     return line
 
 
-def _step(node: Node, step: int | str) -> tuple[Node, int] | None:
+def _step(node: Node | None, step: int | str) -> tuple[Node, int] | None:
     """The value that one step leads to, and the line of its key."""
     if isinstance(node, SequenceNode) and str(step).isdigit() and int(step) < len(node.value):
         return node.value[int(step)], node.value[int(step)].start_mark.line + 1
     if isinstance(node, MappingNode):
-        for key, value in node.value:
+        for key, value in reversed(node.value):  # those of other parts, which it merges, come first
             if key.value == str(step):
                 return value, key.start_mark.line + 1
     return None
