@@ -469,6 +469,15 @@ async def test_connecting_waits_for_a_drafter_while_its_process_lives(target, dr
         await pipeline.__aexit__(None, None, None)
 
 
+async def test_who_needs_a_drafter_is_not_ready_without_one_at_the_second_call_either(target, nowhere):
+    pipeline = connect(target.address, nowhere, needs_drafter=True)
+    for _ in range(2):
+        with pytest.raises(ServiceError, match=nowhere):
+            await pipeline.ready()
+        assert not pipeline.usable
+    await pipeline.__aexit__(None, None, None)
+
+
 def roster(*failed: float, there: Callable[[str], bool | None] = lambda _: None) -> Roster[str]:
     """Services at three addresses, which have failed at these times."""
     services: Roster[str] = Roster("target", there)

@@ -336,13 +336,14 @@ class Pipeline:
         if self._discovery is None:
             self._discovery = Discovery(self._patience, self._shown, self._trusted, self._updated)
             await self._discovery.follow(self._targets, self._drafters)
-        if not self._discovery.usable:
+        if not self.usable:
             await self._discovery.gather(self._needs_drafter)
 
     @property
     def usable(self) -> bool:
         """Whether `ready` would return at once."""
-        return self._discovery is not None and self._discovery.usable
+        found = self._discovery
+        return found is not None and found.usable and (found.drafter_known.is_set() or not self._needs_drafter)
 
     async def __aexit__(self, *_: object) -> None:
         for generation in list(self._generations):
