@@ -188,10 +188,28 @@ def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:
     assert frames.MAX_STRINGS >= MAX_ASKED
 
 
-def test_options_of_a_later_version_are_refused():
-    later = common_pb2.SamplingOptions(temperature=0.5).SerializeToString() + b"\xf8\x01\x05"  # field 31, a number
-    with pytest.raises(BadMessage, match=r"\[31\].*update the service"):
-        codec.decode_options(common_pb2.SamplingOptions.FromString(later), 100)
+PARTS: dict[str, Callable[[generation_pb2.GenerateRequest], Any]] = {
+    "request": lambda request: request,
+    "chat": lambda request: request.chat,
+    "message": lambda request: request.chat.messages.add(),
+    "options": lambda request: request.options,
+    "grammar": lambda request: request.options.grammar,
+    "bias": lambda request: request.options.logit_bias.add(),
+    "word": lambda request: request.options.bad_word_ids.add(),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_a_later_version_asks_for_is_refused(part: str) -> None:
+    """Without it the output would be another."""
+    request = generation_pb2.GenerateRequest()
+    PARTS[part](request).MergeFromString(b"\xf8\x3f\x05")  # field 1023, a number
+    of_options = common_pb2.SamplingOptions.FromString(request.options.SerializeToString())
+    with pytest.raises(BadMessage, match=r"^the request has fields that this version does not know: update"):
+        generation.decode_request(request)
+    if of_options.ByteSize():
+        with pytest.raises(BadMessage, match=r"^options has fields that this version does not know: update"):
+            codec.decode_options(of_options, 100)
 
 
 ROWS = codec.encode_rows([Row(np.array([1, 2]), np.array([0.5, 0.25]), 0.25)])

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from crossdraft.config.fields import LeftOut
@@ -81,6 +80,15 @@ def check_ranges(message: Any, ranges: Mapping[str, tuple[float, float]]) -> Non
         value = getattr(message, name)
         if not least <= value <= most and _given(message, message.DESCRIPTOR.fields_by_name[name]):  # NaN as well
             raise BadMessage(f"{name} must be between {least} and {most}, got {value}")
+
+
+def check_known(message: Message, name: str) -> None:
+    """Drops fields of a later version, also of parts, and raises BadMessage if there were any: they may change the
+    output."""
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size:
+        raise BadMessage(f"{name} has fields that this version does not know: update the service")
 
 
 def decode_letters(raw: bytes, name: str) -> Letters:
@@ -161,9 +169,8 @@ def encode_options(options: SamplingOptions) -> pb.SamplingOptions:
 
 
 def decode_options(message: pb.SamplingOptions, vocabulary_size: int | None) -> SamplingOptions:
-    """Sampling options; raises BadMessage when one is out of its range, or unknown: it would change the output."""
-    if unknown := sorted({field.field_number for field in UnknownFieldSet(message)}):  # type: ignore[attr-defined]
-        raise BadMessage(f"options has the fields {unknown}, which this version does not know: update the service")
+    """Sampling options; raises BadMessage when one is out of its range, or unknown."""
+    check_known(message, "options")
     check_max(len(message.logit_bias), MAX_BIASES, "options.logit_bias")
     check_max(len(message.bad_word_ids), MAX_BIASES, "options.bad_word_ids")
     check_max(sum(len(word.ids) for word in message.bad_word_ids), MAX_WORDS, "options.bad_word_ids")

@@ -129,6 +129,7 @@ def parse_request(raw: bytes, name: str | None) -> pb.GenerateRequest:
 
 def decode_request(message: pb.GenerateRequest) -> Generate:
     """One request; raises BadRequest."""
+    codec.check_known(message, "the request")
     given = {field.name: codec.plain_value(value) for field, value in message.ListFields() if field.name in SETTINGS}
     if message.HasField("options"):
         given["options"] = codec.decode_options(message.options, None)
