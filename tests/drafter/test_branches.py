@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from crossdraft.drafter.service import DrafterService
-from crossdraft.engine import attention, distributions, model_thread, runner, served_model
+from crossdraft.engine import attention, distributions, model_thread, runner, scheduler, served_model
 from crossdraft.engine.batch import StepInputs
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
@@ -513,6 +513,7 @@ async def test_trees_that_grow_without_the_host_are_the_same(captured_model, nam
 @pytest.mark.parametrize("nodes", [16, 32])
 async def test_a_tree_waits_for_the_device_once(captured_model, nodes, monkeypatch):
     """And the model's own code runs at start only, whatever the settings are."""
+    monkeypatch.setattr(scheduler, "SHORT", 64)  # no prompt is computed in parts, however long steps take
     depth, thread = {16: 5, 32: 8}[nodes], captured_model.thread
     openings = [opened(name, text) for name, text in zip(SETTINGS, TEXTS, strict=False)]
     drafts, steps = [Draft(2, 0, NOTHING, depth, tree_nodes=nodes)] * len(openings), thread.steps
