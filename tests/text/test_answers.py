@@ -70,6 +70,8 @@ CASES: list[tuple[AnswerForm, str, Parts]] = [
     (AnswerForm(LLAMA), '{"name": "Bo", "age": 3}', [("content", '{"name": "Bo", "age": 3}')]),
     (AnswerForm(JSON), "[1, 2]", [("content", "[1, 2]")]),
     (AnswerForm(JSON), ' say {"name": "f"}', [("content", ' say {"name": "f"}')]),
+    (AnswerForm(JSON), '{"name": "\\ud800", "arguments": {}}', [("content", '{"name": "\\ud800", "arguments": {}}')]),
+    (AnswerForm(JSON), '{"name": "f", "arguments": "\\ud83d"}', [("call", "f"), ("arguments", '"\\ud83d"')]),
     (AnswerForm(None, R1), "Hm.\n</think>\n\nYes", [("reasoning", "Hm.\n"), ("content", "Yes")]),
     (AnswerForm(None, R1), "<think>Hm", [("reasoning", "Hm")]),
     (AnswerForm(None, QWEN), "\n<think>Hm</think>Yes", [("reasoning", "Hm"), ("content", "Yes")]),

@@ -405,9 +405,12 @@ def _begun(text: str, mark: str) -> int:
 
 
 def _read(literal: str) -> str | None:
-    """The text of a JSON string; None if it is none."""
+    """The text of a JSON string; None if it is none, or has half of a surrogate pair, which no reply can have."""
+    if not literal.startswith('"'):
+        return None
     try:
-        found = json.loads(literal) if literal.startswith('"') else None
+        found: str = json.loads(literal)
+        found.encode()
     except ValueError:
         return None
-    return found if isinstance(found, str) else None
+    return found
