@@ -136,7 +136,7 @@ def test_a_full_disk_is_said_in_one_line_and_closed_files_end_nothing() -> None:
         (["generate", "--method", "tokentiming"], "choose an exact method, or allow it with --allow-inexact"),
         (
             ["generate", "--overlap", "off", "--tree-nodes", "1"],
-            "--tree-nodes must be at least 6, more than the depth of the tree (--num-speculative-tokens, 5), or 0",
+            "--tree-nodes must be more than the depth of the tree (--num-speculative-tokens, 5), at most 63, or 0",
         ),
         (["serve", "verifier", "--model", "x"], "No such command 'verifier'"),
         (["serve", "target"], "Missing option '--model'"),

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Self
 
-from crossdraft.config import MOST_DRAFT_TOKENS, MOST_LIKELY
+from crossdraft.config import MOST_DRAFT_TOKENS, MOST_LIKELY, MOST_NODES
 from crossdraft.config import MOST_PATHS as MOST_PATHS
 from crossdraft.config.fields import OptionError, check, option, unchecked
 from crossdraft.config.request import ALIASES, Output, Reading, Speculation, Watching
@@ -240,11 +240,11 @@ class GenerationRequest(Watching, Speculation, Reading, Output):
     def _check_tree(self, nodes: int) -> None:
         depth = self.num_speculative_tokens
         small = self.overlap is Overlap.OFF and nodes <= depth
-        deep = f"more than the depth of the tree (num_speculative_tokens, {depth}), or 0 for a chain"
+        deep = f"more than the depth of the tree (num_speculative_tokens, {depth}), at most {MOST_NODES}"
         for wrong, complaint in (
             (self.overlap is Overlap.ON, "tree_nodes has no effect with overlap on: leave it out, or turn overlap off"),
             (self.audit, "an audit recomputes the draws of chains: leave out tree_nodes, or audit"),
-            (small, f"tree_nodes must be at least {depth + 1}, {deep}, got {nodes}"),
+            (small, f"tree_nodes must be {deep}, or 0 for a chain, got {nodes}"),
         ):
             if wrong:
                 raise RequestError(complaint, "tree_nodes")
