@@ -198,3 +198,18 @@ async def test_every_sampling_parameter_of_chats_is_one_here(direct, outputs) ->
     assert (generation.options.logit_bias, generation.options.allowed_token_ids) == (((3, 2.5),), (3, 4))
     lists = {"stop_token_ids": (5,), "bad_words": ("x",)}
     assert {name: getattr(generation, name) for name in others} == others | lists
+
+
+@pytest.mark.parametrize(("text", "status"), [("\ud800", 400), ("😀", 200)])
+async def test_half_of_a_surrogate_pair_is_refused_also_where_a_response_would_show_it(direct, outputs, text, status):
+    shown = {"type": "object", "title": text}
+    for body in (
+        {"user": text},
+        {"metadata": {text: "a"}},
+        {"tools": [{"type": "function", "name": "f", "parameters": shown}]},
+        {"text": {"format": {"type": "json_schema", "name": "x", "description": text, "schema": shown}}},
+    ):
+        raw = json.dumps(ASKED | body)
+        response = await direct.post(PATH, content=raw, headers={"content-type": "application/json"})
+        assert response.status_code == status
+        assert status == 200 or "half of a surrogate pair" in fault(response)["message"]

@@ -5,6 +5,7 @@ of small lists, and nothing else runs meanwhile: bodies with more parts than any
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -66,6 +67,8 @@ NONE_YET = "no model can be served yet"
 NO_TEXT = (
     "the body is not JSON: it is compressed or not UTF-8, is nested too deeply, or has a number of too many digits"
 )
+HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # may be half of a surrogate pair
+NO_CHARACTER = "the body has half of a surrogate pair, which is no character: escape both halves, or none"
 MAX_PARTS = 100_000  # strings, lists and objects of a body, which are made in less than 0.1 s
 TOO_MANY = f"the body has more than {MAX_PARTS} strings, lists and objects; send less"
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -277,9 +280,14 @@ def _parsed(raw: bytes, kind: type[ModelT]) -> ModelT | RefusedError:
     except (ValueError, RecursionError):
         return RefusedError(400, NO_TEXT, INVALID, "invalid_json")
     try:
-        return kind.model_validate(body)
+        found = kind.model_validate(body)
+        if HALF.search(text):
+            json.dumps(body, ensure_ascii=False).encode()
+        return found
     except RefusedError as error:
         return error.with_traceback(None)
+    except UnicodeEncodeError:  # a reply that shows it could not be written
+        return RefusedError(400, NO_CHARACTER, INVALID, "invalid_value")
     except ValidationError as error:
         return refusal_of_faults(error.errors(include_url=False), body, kind)
 
