@@ -46,7 +46,7 @@ LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 TOTALS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("prompt_tokens", "Tokens of prompts.", lambda one: one.prompt_tokens),
     ("spec_decode_num_drafts", "Epochs with a draft token.", lambda one: one.drafted_at[0] if one.drafted_at else 0),
-    ("spec_decode_num_draft_tokens", "Draft tokens, in tokens of the drafter.", lambda one: one.draft_tokens),
+    ("spec_decode_num_draft_tokens", "Draft tokens, in tokens of the drafter.", lambda one: sum(one.drafted_at)),
     ("spec_decode_num_accepted_tokens", "Draft tokens that are wholly in an output.", lambda one: sum(one.accepted_at)),
     ("epochs", "Drafts that were started.", lambda one: one.epochs),
     ("target_passes", "Forwards of targets, row misses included.", lambda one: one.passes),
