@@ -119,6 +119,7 @@ async def test_a_large_sample(url: str, tmp_path: Path, extra: dict[str, Any], f
         (("--reference-url", "nowhere"), "--reference-url must be such as"),
         (("--reference-url", "http://a", "--model", "bundled:target"), "are two references: give one of them"),
         (("--extra-body", "{"), "--extra-body must be a JSON object"),
+        (("--extra-body", "[" * 100_000), "--extra-body must be a JSON object"),
         (("--reference-body", "[1]"), "--reference-body must be a JSON object"),
         (("--reference-body", '{"user": "me"}'), "--reference-body needs a reference: give --reference-url or --model"),
         (("--greedy", 0, "--samples", 0), "nothing is checked"),

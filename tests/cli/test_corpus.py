@@ -259,6 +259,8 @@ def test_corpora_that_are_not_there(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "good"}\n{\n', "line 2 is not JSON"),
         ("a.jsonl", b'{"text": "good"}\n[1]\n', 'line 2 is not an object with a "text"'),
         ("a.jsonl", b'{"text": 1}\n', "line 1 is not"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "a", "x": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
     ],
 )
 def test_corpora_without_text(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:

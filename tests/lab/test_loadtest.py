@@ -493,7 +493,7 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
     assert texts_of(file) == ("def f(", "Why?", "Be short.\n\nW")
     with pytest.raises(UsageError, match="has chats"):
         prompts_of(file, None)
-    file.write_text('{"text": "a", "file": "f"}\n\n{"text": "b"}\n{"text": "c"}\n')
+    file.write_bytes(b'\xef\xbb\xbf{"text": "a", "file": "f"}\r\n\r\n{"text": "b"}\n{"text": "c"}\n')  # as on Windows
     assert [one.content for one in prompts_of(file, 2)] == ["a", "b"]
     assert [one.content for one in prompts_of(file, None)] == ["a", "b", "c"]
 
@@ -508,6 +508,8 @@ def test_files_of_three_forms(tmp_path: Path) -> None:
         ("text", "line 1 is no prompt"),
         ('{"messages": []}', "the chat has no messages"),
         ("[1]", "line 1 is no prompt"),
+        ('{"text": ' + "[" * 100_000, "line 1 is no prompt"),
+        ('{"text": "\\ud800"}', "line 1 is no prompt .its text has half of a surrogate pair"),
     ],
 )
 def test_what_is_no_prompt(tmp_path: Path, content: str, complaint: str) -> None:

@@ -82,7 +82,7 @@ def fields_of(option: str, text: str) -> dict[str, Any]:
     """Raises UsageError unless it is a JSON object."""
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{option} must be a JSON object: {error}") from error
     if not isinstance(found, dict):
         raise UsageError(f'{option} must be a JSON object, such as {{"user": "me"}}, got {text}')

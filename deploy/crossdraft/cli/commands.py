@@ -60,7 +60,7 @@ def _parts(value: Any) -> Any:
         return (value,)
     try:
         return json.loads(value) if value.startswith("[") else map(str.strip, value.split(","))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{value} is neither a JSON list nor values with commas: {error}") from error
 
 

@@ -199,7 +199,7 @@ def _json_texts(file: Path, opened: TextIO) -> Iterator[str]:
             raise UsageError(f"{where} is longer than {MAX_LINE >> 20} MiB: cut its text in parts")
         try:
             record = json.loads(line) if line.strip() else {"text": ""}
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{where} is not JSON: {error}") from error
         if not (isinstance(record, dict) and isinstance(record.get("text"), str)):
             raise UsageError(f'{where} is not an object with a "text": write {{"text": "…"}}, or name the file .txt')

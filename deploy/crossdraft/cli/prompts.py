@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from crossdraft.cli.running import UsageError, checked_options
-from crossdraft.types.request import Chat, Message
+from crossdraft.types.request import Chat, Message, check_text
 
 BUNDLED = files(__package__).joinpath("prompts.jsonl")
 NO_CATEGORY = "text"
@@ -35,7 +35,7 @@ def read(path: Path | None = None) -> tuple[Prompt, ...]:
     ValueError: the file cannot be read, has a line that is no prompt, or has no prompts."""
     source, name = (BUNDLED, "the bundled prompts") if path is None else (path, str(path))
     try:
-        lines = source.read_text(encoding="utf-8").split("\n")
+        lines = source.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the prompts: {error}") from error
     found = tuple(_prompt(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
@@ -80,8 +80,10 @@ def _prompt(line: str, where: str) -> Prompt:
                 pass
             case _:
                 raise ValueError("its text is empty, or there is none")
-        if isinstance(content, Chat) and content.fault:
+        if isinstance(content, str):
+            check_text("its text", content)
+        elif content.fault:
             raise ValueError(content.fault)
         return Prompt(str(given.get("category", NO_CATEGORY)), content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{where} is no prompt ({error}); give {FORMS}") from error
