@@ -55,7 +55,7 @@ def test_without_keys_all_have_one_scope_but_for_salts() -> None:
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    path.write_text(f"# who may\n\nalice {ALICE}\n  bob\t{BOB}\n#carol 0123456789abcdef\n")
+    path.write_text(f"\ufeff# who may\n\nalice {ALICE}\n  bob\t{BOB}\n#carol 0123456789abcdef\n")
     keys = Keys.read(path)
     assert (keys.holder(f"Bearer {BOB}"), sorted(keys.holders.values())) == ("bob", ["alice", "bob"])
 

@@ -46,7 +46,7 @@ class Keys:
         """From a file with a line `NAME KEY` for each holder; empty lines and lines that begin with # are skipped.
         Raises KeysError: it cannot be read, or a line has another form; the text names the line, never the key."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise KeysError(f"cannot read the API keys in {path}: {error}") from error
         keys: dict[str, str] = {}
