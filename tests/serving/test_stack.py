@@ -236,7 +236,7 @@ async def test_the_echo_has_the_log_probabilities_of_the_prompt(stack, reference
     assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
     for place, token in enumerate(prompt[1:], 1):
         assert logprobs.token_logprobs[place] == pytest.approx(float(due[place - 1][token]), abs=EXACTLY)
-        likely = sorted(logprobs.top_logprobs[place].values(), reverse=True)
+        likely = sorted(logprobs.top_logprobs[place].values(), reverse=True)[:2]
         assert likely == pytest.approx(due[place - 1].topk(2).values.tolist(), abs=EXACTLY)
     streamed = [chunk.choices[0] async for chunk in await stack.complete(**asked, stream=True)]
     assert "".join(one.text for one in streamed) == choice.text

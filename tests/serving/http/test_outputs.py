@@ -210,6 +210,13 @@ async def test_log_probabilities_of_a_chat(served: Front, outputs: FakeBackend, 
     assert outputs.requests[0].generation.logprobs == 2
 
 
+async def test_a_token_that_is_none_of_the_likely_ones_is_listed_beside_them(served: Front, outputs: FakeBackend):
+    outputs.tokens = LIKELY
+    for count, wanted in ((0, {"He": -0.5}), (1, {r"bytes:\xa9": -0.25, r"bytes:\xc3": -1.5})):
+        made = await served.complete(logprobs=count)
+        assert made.choices[0].logprobs.top_logprobs[count] == wanted
+
+
 async def test_log_probabilities_without_others(served: Front, outputs: FakeBackend) -> None:
     await served.chat(logprobs=True)
     await served.complete(logprobs=0)

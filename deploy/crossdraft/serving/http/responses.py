@@ -308,10 +308,7 @@ class CompletionFormat(Format[CompletionBody]):
         return {
             "tokens": [shown(token.id, token.raw, token.names) for token in tokens],
             "token_logprobs": [None if _first(token) else _finite(token.log_probability) for token in tokens],
-            "top_logprobs": [
-                None if _first(token) else {shown(id, raw, token.names): _finite(p) for id, raw, p in token.top[:count]}
-                for token in tokens
-            ],
+            "top_logprobs": [None if _first(token) else _listed(token, count) for token in tokens],
             "text_offset": [*offsets][:-1],
         }
 
@@ -445,6 +442,12 @@ def shown(token: int, raw: bytes, names: Names = ()) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _listed(token: Token | PromptToken, count: int) -> dict[str, float]:
+    """The `count` most probable ids, and the token itself, which may be another one."""
+    each = (*token.top[:count], (token.id, token.raw, token.log_probability))
+    return {shown(id, raw, token.names): _finite(value) for id, raw, value in each}
 
 
 def _likely(token: int, raw: bytes, value: float | None, names: Names) -> Json:
