@@ -32,7 +32,7 @@ from crossdraft.engine.sampler import (
     batched,
 )
 from crossdraft.text.letters import Letters, from_bytes
-from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
+from crossdraft.types.messages import IMPOSSIBLE, NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import Row
 from crossdraft.verification.noise import KeyedNoise, moment, moments, uniform_words
 from tests.engine.taped import Tape
@@ -124,6 +124,17 @@ def test_limits_that_leave_nothing_are_told_from_logits_that_are_no_numbers(what
         with pytest.raises(ValueError, match="no id is left" if wrong is None else "not finite") as failed:
             result(one)
         assert isinstance(failed.value, NothingLeftError) is (wrong is None)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SamplingOptions()])
+def test_behind_the_first_node_a_draw_may_be_impossible(options: SamplingOptions) -> None:
+    """Also where others are drawn beside it."""
+    mask = np.full((4, -(-SIZE // 8)), 0xFF, dtype=np.uint8)
+    (expected,) = result(SampleRequest(nodes(LOGITS, options), CLOCKS, KEY, OFFSETS))
+    mask[2] = 0
+    (found,) = result(SampleRequest(replace(nodes(LOGITS, options), mask=mask), CLOCKS, KEY, OFFSETS))
+    assert found()[2].log_probability == IMPOSSIBLE
+    assert (found()[:2], found()[3:]) == (expected()[:2], expected()[3:])
 
 
 def ranked(

@@ -41,6 +41,16 @@ def test_a_whole_row_is_fetched_when_the_head_lacks_an_id() -> None:
     assert (session.counts.rows_completed, out[0].kind) == (1, Kind.CORRECTED)
 
 
+def test_where_a_draft_leads_to_nothing_that_can_be_drawn_the_target_is_asked_again() -> None:
+    """It is the request's fault only if the output goes there: then the target says so."""
+    session, sent = sessions.passing()
+    first, nothing = sent.tree.tokens[0], messages.Sample(0, messages.IMPOSSIBLE)
+    done = messages.PassDone(1, (messages.Sample(first, -0.5), *[nothing] * len(sent.tree)), 0.01)
+    out = session.handle(events.Replied(sessions.TARGET, done), 1.0)
+    again = sessions.only(messages.Pass, out)
+    assert (sessions.tokens_of(out), again.number, again.committed) == ([first], 2, (first,))
+
+
 @pytest.mark.parametrize(
     "lost", [events.Lost(sessions.DRAFTER, GONE), events.Expired(events.Timer.DRAFTER, 1)], ids=["lost", "late"]
 )

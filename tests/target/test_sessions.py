@@ -21,6 +21,7 @@ from crossdraft.target.service import MAX_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text import grammar
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher
 from crossdraft.types.messages import (
+    IMPOSSIBLE,
     MAX_SCORED,
     FetchRow,
     NoiseKey,
@@ -282,6 +283,15 @@ async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target
     assert set(more.ids.tolist()) == {*done.nodes[1].ids.tolist(), 401, 3}
     np.testing.assert_array_equal(more.probabilities, whole.probabilities_of(more.ids))
     assert more.tail == pytest.approx(1 - more.probabilities.sum(), abs=1e-9)
+
+
+async def test_where_a_draft_leads_to_nothing_that_can_be_drawn_only_an_output_that_goes_there_is_refused(target_model):
+    options = replace(GREEDY, logit_bias=((5, 100.0),), allowed_token_ids=(5, 6), bad_word_ids=((6, 5), (6, 6)))
+    talk = Talk(target_model, OpenTarget(PROMPT, options, KEY))
+    here, there = (await talk.passed(Pass(1, (), TokenTree.chain((6,)), draws=True))).nodes
+    assert (token_of(here), here.log_probability > IMPOSSIBLE, there.log_probability) == (5, True, IMPOSSIBLE)
+    with pytest.raises(BadRequest, match="leave no id to draw"):
+        await talk.passed(Pass(2, (6,), TokenTree(), draws=True))
 
 
 @pytest.mark.parametrize(

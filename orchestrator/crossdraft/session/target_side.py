@@ -85,6 +85,10 @@ class Held(NamedTuple):
     node: int  # of that pass's tree
     extra: Ids | None = None  # ids that were asked for besides the head, if it is known that these were all
 
+    @property
+    def possible(self) -> bool:
+        return isinstance(self.answer, Row) or self.answer.log_probability != messages.IMPOSSIBLE
+
 
 class Answers:
     """Rows and samples that passes have brought, by the ids from the frontier on that lead to them.
@@ -176,6 +180,9 @@ class Answers:
         if size := len(passed):  # else the output may have gone another way
             found = ((path[size:], held) for path, held in found if path[:size] == passed)
         self._held.update(found)
+        if sent.draws and messages.IMPOSSIBLE in [node.log_probability for node in nodes if type(node) is not Row]:
+            # A draft may lead where nothing can be drawn: should the output go there, its next pass is refused.
+            self._held = {path: held for path, held in self._held.items() if held.possible}
         self._frontier = -1
 
     def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | messages.Sample] | None:

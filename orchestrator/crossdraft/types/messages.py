@@ -5,6 +5,7 @@ Only `crossdraft.rpc` converts them to protobuf messages and back.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -268,12 +269,15 @@ class Pass:
         return tuple(range(1 + len(self.tree))) if self.wanted is None else self.wanted
 
 
+IMPOSSIBLE = -inf  # as the log-probability of a sample: the request's limits leave nothing to draw there
+
+
 @quick_dataclass(frozen=True)
 class Sample:
     """The target's own keyed draw of the token after a node."""
 
     token: int
-    log_probability: float  # nats, of the model itself: temperature 1, no penalties, no truncation
+    log_probability: float  # nats, of the model itself: temperature 1, no penalties, no truncation; or IMPOSSIBLE
     likely: tuple[tuple[int, float], ...] = ()  # the most probable ids and their log-probabilities, of the same kind
     rank: int = 0  # ids that are at least as probable; of a token of the prompt, else 0
 

@@ -21,6 +21,7 @@ from crossdraft.engine.distributions import (
     NOT_FINITE,
     Columns,
     Nodes,
+    NothingLeftError,
     Warping,
     columns_of,
     cut_distributions,
@@ -39,7 +40,7 @@ from crossdraft.engine.distributions import (
 )
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types import quick_dataclass
-from crossdraft.types.messages import NoiseKey, Sample, SamplingOptions
+from crossdraft.types.messages import IMPOSSIBLE, NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import ROOT
 from crossdraft.verification.noise import (
@@ -316,7 +317,7 @@ class _OfNodes(SamplerRequest[R]):
 
 @quick_dataclass(frozen=True, eq=False)
 class SampleRequest(_OfNodes[Found[Sample]]):
-    """The target's own keyed draw at each node."""
+    """The target's own keyed draw at each node; of those behind the first one it may be IMPOSSIBLE."""
 
     clocks: Clocks
     key: NoiseKey
@@ -341,7 +342,10 @@ class SampleRequest(_OfNodes[Found[Sample]]):
         logged = own.gather(-1, drawn), *likeliest(own, self.likely)
         tokens, possible, values, *likely = yield drawn, *certain, *logged
         if not possible.all():
-            raise nothing_left(logits)
+            fault, firsts = nothing_left(logits), [*accumulate(sizes, initial=0)][:-1]
+            if not (isinstance(fault, NothingLeftError) and possible[firsts].all()):
+                raise fault
+            values = np.where(possible, values, IMPOSSIBLE)
         table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], likely)
         return _sliced(table.nodes, sizes)
 

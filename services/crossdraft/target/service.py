@@ -27,6 +27,7 @@ from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher,
 from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
 from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import (
+    IMPOSSIBLE,
     MAX_RUN,
     MAX_SCORED,
     Description,
@@ -354,6 +355,7 @@ class TargetSession:
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
             samples: tuple[Sample, ...] = drawn()
+            samples = tuple(takewhile(lambda sample: sample.log_probability != IMPOSSIBLE, samples))
             held = takewhile(lambda pair: pair[0].token == pair[1] not in stops, zip(samples, guess, strict=False))
             samples = samples[: 1 + sum(1 for _ in held)]
             tokens = tuple(sample.token for sample in samples)
