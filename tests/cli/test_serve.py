@@ -176,6 +176,7 @@ def test_a_chat_template_that_is_nested_too_deeply_is_refused(cli: Cli, tmp_path
     [
         (["--host", ""], 2, "host must not be empty"),
         (["--override-generation-config", "{"], 2, "--override-generation-config {: Expecting property name"),
+        (["--override-generation-config", "[" * 50_000], 2, "maximum recursion depth exceeded"),
         (["--override-generation-config", "[]"], 2, "it must be an object with some of temperature, top_k"),
         (["--override-generation-config", '{"top_q": 1}'], 2, "it must be an object with some of temperature, top_k"),
         (["--override-generation-config", '{"top_p": 2}'], 2, "top_p must be above 0 and at most 1, got 2"),

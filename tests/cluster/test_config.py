@@ -112,6 +112,7 @@ FAULTS = (  # after the smallest configuration, and what is said
     ("      override_generation_config: {top_k: 2024-01-01}\n", "line 5: .*: top_k must be a whole number"),
     ("      override_generation_config: {top_k: !!binary YQ==}\n", "line 5: .*: top_k must be a whole number"),
     ("      override_generation_config: &a {top_k: *a}\n", "it is nested too deeply, or contains itself"),
+    (f"      override_generation_config: '{'[' * 50_000}'\n", "line 5: .*_config: maximum recursion depth exceeded"),
     ("http: {port: !!int x}\n", "line 5: 'x' is no int"),
     ("http: {port: !!int ''}\n", "line 5: '' is no int"),
     (f"http: {{port: {'9' * 5000}}}\n", "line 5: '9{50}' is no int"),

@@ -139,7 +139,7 @@ def _check_settings(configuration: Configuration) -> None:
     for place, served in enumerate(configuration.models):
         try:
             checked_settings(json.loads(served.target.override_generation_config))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PartError(("models", str(place), *SETTINGS.split(".")[1:]), str(error)) from error
 
 

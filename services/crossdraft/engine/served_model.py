@@ -114,8 +114,8 @@ def settings_of(text: str) -> dict[str, Any]:
     """What `override_generation_config` says; raises ValueError."""
     try:
         return checked_settings(json.loads(text))
-    except ValueError as error:
-        raise ValueError(f"--override-generation-config {text}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--override-generation-config {text[:60]}: {error}") from error
 
 
 class TextColumns:
