@@ -290,8 +290,10 @@ async def test_where_a_draft_leads_to_nothing_that_can_be_drawn_only_an_output_t
     talk = Talk(target_model, OpenTarget(PROMPT, options, KEY))
     here, there = (await talk.passed(Pass(1, (), TokenTree.chain((6,)), draws=True))).nodes
     assert (token_of(here), here.log_probability > IMPOSSIBLE, there.log_probability) == (5, True, IMPOSSIBLE)
+    (alone,) = (await talk.passed(Pass(2, (), TokenTree.chain((6,)), wanted=(1,), draws=True))).nodes
+    assert alone.log_probability == IMPOSSIBLE
     with pytest.raises(BadRequest, match="leave no id to draw"):
-        await talk.passed(Pass(2, (6,), TokenTree(), draws=True))
+        await talk.passed(Pass(3, (6,), TokenTree(), draws=True))
 
 
 @pytest.mark.parametrize(

@@ -317,12 +317,13 @@ class _OfNodes(SamplerRequest[R]):
 
 @quick_dataclass(frozen=True, eq=False)
 class SampleRequest(_OfNodes[Found[Sample]]):
-    """The target's own keyed draw at each node; of those behind the first one it may be IMPOSSIBLE."""
+    """The target's own keyed draw at each node; of those behind the root it may be IMPOSSIBLE."""
 
     clocks: Clocks
     key: NoiseKey
     offsets: Sequence[int]  # of each node, in letters since the start of the output
     likely: int | None = None  # most probable ids to return beside each draw, fewer where the model has fewer
+    rooted: bool = True  # the first node is the root
 
     @property
     def kind(self) -> Hashable:
@@ -342,8 +343,9 @@ class SampleRequest(_OfNodes[Found[Sample]]):
         logged = own.gather(-1, drawn), *likeliest(own, self.likely)
         tokens, possible, values, *likely = yield drawn, *certain, *logged
         if not possible.all():
-            fault, firsts = nothing_left(logits), [*accumulate(sizes, initial=0)][:-1]
-            if not (isinstance(fault, NothingLeftError) and possible[firsts].all()):
+            fault, firsts = nothing_left(logits), accumulate(sizes, initial=0)
+            roots = [first for first, request in zip(firsts, requests, strict=False) if request.rooted]
+            if not (isinstance(fault, NothingLeftError) and possible[roots].all()):
                 raise fault
             values = np.where(possible, values, IMPOSSIBLE)
         table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], likely)

@@ -305,7 +305,7 @@ class TargetSession:
             ends = [self._offset]  # of the root's path, and of each node's: letters since the start of the output
             for token, parent in zip(request.tree.tokens, request.tree.parents, strict=True):
                 ends.append(ends[parent + 1] + self._lengths[token])
-            sampling = self._sampling(asked, ends if request.wanted is None else [ends[row] for row in request.wanted])
+            sampling = self._sampling(asked, [ends[row] for row in request.answered], 0 in request.answered)
         else:
             self._latest = replace(asked, logits=asked.logits.clone())  # for rows that are fetched later
             sampling = RowRequest(asked, self.opening.head, request.listed, self.opening.likely)
@@ -323,9 +323,9 @@ class TargetSession:
         output = context[len(self.opening.prompt) :]
         return Nodes(logits, self.processor, History(output, [paths[row] for row in request.answered]), mask)
 
-    def _sampling(self, nodes: Nodes, offsets: Sequence[int]) -> SampleRequest:
+    def _sampling(self, nodes: Nodes, offsets: Sequence[int], rooted: bool = True) -> SampleRequest:
         assert self.opening.noise is not None
-        return SampleRequest(nodes, self.running.clocks, self.opening.noise, offsets, self.opening.likely)
+        return SampleRequest(nodes, self.running.clocks, self.opening.noise, offsets, self.opening.likely, rooted)
 
     def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
