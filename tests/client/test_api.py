@@ -135,6 +135,12 @@ async def test_outputs_at_once_share_a_controller(pipeline: client.Pipeline) -> 
         assert any(line.startswith(("in use: ", "on trial: ")) for line in run.estimates)
 
 
+async def test_who_reads_an_output_beside_somebody_else_ends_with_it(pipeline: client.Pipeline) -> None:
+    generation = pipeline.generate(PROMPT, max_tokens=24, seed=3)
+    await asyncio.gather(ended(generation), ended(generation))
+    assert len(generation.ids) == 24
+
+
 @pytest.mark.usefixtures("same_secrets")
 @pytest.mark.parametrize("settings", [{}, {"seed": 3, "logprobs": 2}, {"method": "coupled", "overlap": "on"}])
 async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter, settings):
@@ -145,6 +151,8 @@ async def test_without_drafting_an_output_is_that_of_no_drafter(target, drafter,
         found = await ended(pipeline.run(request, drafting=False))
     with pytest.raises(RuntimeError, match="use the pipeline inside"):
         pipeline.run(request)
+    with pytest.raises(RuntimeError, match="entered once"):
+        await pipeline.__aenter__()
     ours, theirs = ((one.ids, one.text, one.statistics.method) for one in (found, wanted))
     assert ours == theirs
     assert (found.statistics.draft_tokens, found.statistics.drafter_lost) == (0, "")

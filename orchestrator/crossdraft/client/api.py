@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 INSIDE = "use the pipeline inside `async with connect(...)`"
+ONCE = "a pipeline is entered once: make another one with `connect(...)`"
 TOKENIZING = 2  # prompts at once: tokenizers leave the interpreter to others
 Addresses = str | Sequence[str]  # HOST:PORT, several separated by commas, or a sequence of them
 
@@ -184,6 +185,7 @@ class Generation(TokenStream):
             for scored in emitted.tokens:
                 self.prompt_tokens.append(self._prompt_token(scored))
         if emitted is None:
+            self._queue.put_nowait(None)  # for whoever else waits
             over, self._over = self._over, True
             if not over and self._task is not None:
                 await self._written()
@@ -319,6 +321,8 @@ class Pipeline:
                 what to do. The same of drafters where one is needed.
             RequestError: the targets serve models that differ.
         """
+        if self._discovery is not None and self._discovery.closed:
+            raise RuntimeError(ONCE)
         try:
             await self.ready()
         except BaseException:
