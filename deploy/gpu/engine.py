@@ -94,7 +94,7 @@ async def measured(given: argparse.Namespace) -> None:
         (given.drafter, Side.DRAFTER, [("1 token", step_ms, TokenTree()), ("a draft of 5", draft_ms, CHAIN)]),
     ]
     for name, side, parts in stages:
-        options = ModelOptions(name, given.dtype, given.device, budget=given.cache_mib)
+        options = ModelOptions(name, dtype=given.dtype, device=given.device, cache_mib=given.cache_mib)
         running = await asyncio.to_thread(run_model, options, side)
         for at_once in map(int, given.outputs.split(",")):
             for what, measure, tree in parts:

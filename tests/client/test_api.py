@@ -248,7 +248,7 @@ async def test_control_symbols_have_their_names(pipeline: client.Pipeline) -> No
 @pytest.mark.usefixtures("drafter_first")
 async def test_drafting_goes_on_after_the_targets_unknown_token(tmp_path: Path, drafter: DrafterClient) -> None:
     some, text = kind("small_unigram"), "the dog"
-    options = ModelOptions(str(save(tmp_path, some, 128)), budget=1)
+    options = ModelOptions(str(save(tmp_path, some, 128)), cache_mib=1)
     model = RunningModel.of(load_model(options), Side.TARGET, options)
     only = client.SamplingOptions(allowed_token_ids=(some.id_of("<unk>"), some.id_of("▁the")))
     async with (
@@ -280,7 +280,7 @@ def chatting(target_folder: Path, tmp_path: Path) -> Iterator[RunningModel]:
     settings = json.loads((target_folder / "tokenizer_config.json").read_text())
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    model = RunningModel.of(load_model(LoadOptions(str(tmp_path))), Side.TARGET, ModelOptions("", budget=1))
+    model = RunningModel.of(load_model(LoadOptions(str(tmp_path))), Side.TARGET, ModelOptions("", cache_mib=1))
     yield model
     model.close()
 

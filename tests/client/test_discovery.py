@@ -369,7 +369,7 @@ def tuned(target_model: RunningModel, target_folder: Path, tmp_path: Path) -> It
     rewritten(copytree(target_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5 + 0.01})
     loaded = load_model(LoadOptions(str(tmp_path / "tuned")))
     described = replace(loaded.description, model=target_model.description.model)
-    model = RunningModel.of(replace(loaded, description=described), Side.TARGET, ModelOptions("", budget=1))
+    model = RunningModel.of(replace(loaded, description=described), Side.TARGET, ModelOptions("", cache_mib=1))
     yield model
     model.close()
 
@@ -420,7 +420,8 @@ async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, 
 
 async def test_drafters_of_one_vocabulary_may_have_other_weights(target, drafter, drafter_folder, tmp_path):
     rewritten(copytree(drafter_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5})
-    model = RunningModel.of(load_model(LoadOptions(str(tmp_path / "tuned"))), Side.DRAFTER, ModelOptions("", budget=1))
+    loaded = load_model(LoadOptions(str(tmp_path / "tuned")))
+    model = RunningModel.of(loaded, Side.DRAFTER, ModelOptions("", cache_mib=1))
     async with (
         served(DrafterService(model), DRAFTER) as other,
         connect(target.address, [drafter.address, other.address], needs_drafter=True) as pipeline,

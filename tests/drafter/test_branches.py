@@ -449,7 +449,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningModel]
     with pytest.MonkeyPatch.context() as patch:
         as_on_a_gpu(patch)
         folder = save(tmp_path_factory.mktemp("captured"), kind("llama2"), 256)
-        model = RunningModel.of(loaded(folder), Side.DRAFTER, ModelOptions("", budget=1))
+        model = RunningModel.of(loaded(folder), Side.DRAFTER, ModelOptions("", cache_mib=1))
     yield model
     model.close()
 

@@ -36,7 +36,7 @@ ASKED = from_bytes(b"What is it? It is: ")
 
 @pytest.fixture
 async def ngram() -> AsyncIterator[DrafterClient]:
-    served = ngrams.ngram_server(ngrams.ServeNgram(listening=AT_ONCE))
+    served = ngrams.ngram_server(NgramOptions(), AT_ONCE)
     async with served as server, DrafterClient(server.address) as client:
         yield client
 
@@ -195,7 +195,7 @@ async def test_it_stands_aside_when_the_rest_has_not_been_seen(ngram: DrafterCli
 
 @asynccontextmanager
 async def remembering(memory_mib: int = 1) -> AsyncIterator[tuple[ngrams.NgramService, DrafterClient]]:
-    service = ngrams.NgramService(ngrams.ServeNgram(NgramOptions(memory_mib=memory_mib)))
+    service = ngrams.NgramService(NgramOptions(memory_mib=memory_mib))
     async with Server(DRAFTER, service, AT_ONCE) as server, DrafterClient(server.address) as client:
         yield service, client
 

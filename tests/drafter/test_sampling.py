@@ -12,8 +12,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from crossdraft.drafter.sampling import OwnTokens
-from crossdraft.drafter.service import DrafterService, ServeDrafter, drafter_server
-from crossdraft.engine.loader import LoadedModel, LoadOptions, Pruning, load_model
+from crossdraft.drafter.service import DrafterService, drafter_server
+from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
 from crossdraft.engine.sampler import SamplerSteps
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ProtocolBroken, ServiceError
@@ -124,7 +124,7 @@ def frequencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def following_model(drafter_folder: Path, frequencies: Path) -> Iterator[RunningModel]:
-    loaded = load_model(LoadOptions(str(drafter_folder), pruning=Pruning(KEEP, frequencies, follow=6)))
+    loaded = load_model(LoadOptions(str(drafter_folder), vocab_keep=KEEP, frequencies=frequencies, vocab_follow=6))
     yield from running_of(loaded, Side.DRAFTER)
 
 
@@ -136,7 +136,7 @@ async def following(following_model: RunningModel) -> AsyncIterator[DrafterClien
 
 @pytest.fixture(scope="session")
 def loaded(drafter_folder: Path, frequencies: Path) -> LoadedModel:
-    return load_model(LoadOptions(str(drafter_folder), pruning=Pruning(KEEP, frequencies)))
+    return load_model(LoadOptions(str(drafter_folder), vocab_keep=KEEP, frequencies=frequencies))
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_a_draw_that_is_not_its_rows_is_a_fault() -> None:
 
 
 async def test_affinity_files_are_checked_before_serving(drafter_folder: Path, tmp_path: Path) -> None:
-    model = ModelOptions(str(drafter_folder), budget=1)
+    model = ModelOptions(str(drafter_folder), cache_mib=1)
     good, other, broken = (tmp_path / name for name in ("good", "other", "broken"))
     save_affinity(SPREADING, good)
     save_affinity(replace(SPREADING, drafter="another"), other)
@@ -370,6 +370,7 @@ async def test_affinity_files_are_checked_before_serving(drafter_folder: Path, t
         (other, "other: this affinity file was made for a drafter with another tokenizer"),
     ):
         with pytest.raises(ValueError, match=complaint):
-            await drafter_server(ServeDrafter(model, AT_ONCE, path))
-    async with await drafter_server(ServeDrafter(model, AT_ONCE, good)) as server, DrafterClient(server.address) as one:
+            await drafter_server(replace(model, affinity=path), AT_ONCE)
+    serving = await drafter_server(replace(model, affinity=good), AT_ONCE)
+    async with serving as server, DrafterClient(server.address) as one:
         assert (await one.describe()).affinity == SPREADING.target

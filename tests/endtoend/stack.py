@@ -3,18 +3,19 @@
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from crossdraft.cli.corpus import NamedTokenizer
 from crossdraft.client import Generation, GenerationRequest, Pipeline, Statistics, connect
-from crossdraft.drafter.ngram import ServeNgram, ngram_server
-from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.config.engine import NgramOptions
+from crossdraft.drafter.ngram import ngram_server
+from crossdraft.drafter.service import drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab.emulation.steps import Emulation
 from crossdraft.lab.harness import gathered
-from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.target.service import target_server
 from crossdraft.text.affinity import Affinity, Alignment, save_affinity
 from crossdraft.text.letters import Side
 from crossdraft.text.pairs import Pair
@@ -74,11 +75,11 @@ async def serving(names: Sequence[str], affine: Sequence[str]) -> AsyncIterator[
     """The target and drafters with these names, some with an affinity matrix, for the time of the block."""
     async with AsyncExitStack() as started:
         folder = Path(started.enter_context(TemporaryDirectory()))
-        target = await started.enter_async_context(await target_server(ServeTarget(model(TARGET), AT_ONCE)))
-        servers = {NGRAM: ngram_server(ServeNgram(listening=AT_ONCE))} if NGRAM in names else {}
+        target = await started.enter_async_context(await target_server(model(TARGET), AT_ONCE))
+        servers = {NGRAM: ngram_server(NgramOptions(), AT_ONCE)} if NGRAM in names else {}
         for name in set(names) - {NGRAM}:
             affinity = affinities(name, folder) if name in affine else None
-            servers[name] = await drafter_server(ServeDrafter(model(name), AT_ONCE, affinity))
+            servers[name] = await drafter_server(replace(model(name), affinity=affinity), AT_ONCE)
         drafters = {name: (await started.enter_async_context(server)).address for name, server in servers.items()}
         yield Stack(target.address, drafters, started)
 
@@ -98,7 +99,7 @@ def affinities(drafter: str, folder: Path) -> Path:
 
 
 def model(name: str, emulation: Emulation | None = None) -> ModelOptions:
-    return ModelOptions(f"bundled:{name}", budget=BUDGET, threads=1, emulation=emulation)
+    return ModelOptions(f"bundled:{name}", cache_mib=BUDGET, threads=1, emulation=emulation)
 
 
 def statistics(generation: Generation) -> Statistics:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from crossdraft.client import (
     Statistics,
     connect,
 )
-from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.drafter.service import drafter_server
 from crossdraft.engine import engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.served_model import ModelOptions
@@ -34,7 +35,7 @@ from crossdraft.rpc.errors import CannotListen, Unreachable
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.models import serving
-from crossdraft.target.service import ServeTarget, TargetServer, target_server
+from crossdraft.target.service import TargetServer, target_server
 from tests.client.together import ended
 from tests.endtoend.stack import AT_ONCE, TARGET, Copying, model
 from tests.prompts import PROMPTS
@@ -59,7 +60,7 @@ def request(overlap: Overlap, grammar: Grammar | None = None) -> GenerationReque
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target() -> AsyncIterator[TargetServer]:
     """In this process, where nothing kills it."""
-    async with await target_server(ServeTarget(model(TARGET, Emulation(Pace.parsed(PACE))), AT_ONCE)) as server:
+    async with await target_server(model(TARGET, Emulation(Pace.parsed(PACE))), AT_ONCE) as server:
         yield server
 
 
@@ -112,7 +113,7 @@ async def test_a_target_that_is_killed_is_replaced_by_another_and_then_a_drafter
     started = Wanted("target", f"bundled:{TARGET}", 1, ("--pace", PACE)), Wanted("drafter", "bundled:drafter-eagle", 1)
     async with (
         running(started) as (victim, eagle),
-        await drafter_server(ServeDrafter(model("drafter-a"), AT_ONCE)) as drafter,
+        await drafter_server(model("drafter-a"), AT_ONCE) as drafter,
         connect([victim.address, target.address], drafter.address, needs_drafter=True) as pipeline,
         connect([victim.address, target.address], eagle.address, needs_drafter=True) as of_states,
     ):
@@ -138,9 +139,9 @@ async def test_a_target_that_is_killed_is_replaced_by_another_and_then_a_drafter
 async def test_services_of_this_process_that_end_in_the_middle(port: int | None) -> None:
     """First the drafter, then the target, whose outputs have nobody else."""
     listening = Listening(port=port, grace_seconds=0)
-    paced = ServeTarget(model(TARGET, Emulation(Pace(15, 0))), listening)
+    paced = (model(TARGET, Emulation(Pace(15, 0))), listening)
     async with (
-        serving(paced, ServeDrafter(model("drafter-a"), listening)) as servers,
+        serving(paced, (model("drafter-a"), listening)) as servers,
         connect(*(server.address for server in servers.values()), Patience(target_seconds=3)) as pipeline,
     ):
         await pipeline.drafter_known()
@@ -175,7 +176,7 @@ async def test_models_of_this_process_share_its_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine, "unused_memory", unused)
     monkeypatch.setattr(KVCache, "populate", populated)
     options = [ModelOptions(f"bundled:{name}", threads=1) for name in (TARGET, "drafter-a")]
-    async with serving(ServeTarget(options[0], AT_ONCE), ServeDrafter(options[1], AT_ONCE)) as servers:
+    async with serving((options[0], AT_ONCE), (options[1], AT_ONCE)) as servers:
         slots = [server._statistics().kv_slots for server in servers.values() if server._statistics is not None]
         assert slots[0] == pytest.approx(slots[1], rel=0.1)
         assert 0 <= left[0] < 4
@@ -183,7 +184,7 @@ async def test_models_of_this_process_share_its_memory(monkeypatch: pytest.Monke
 
 async def test_models_of_this_process_are_waited_for_however_long_their_vocabularies_take() -> None:
     here = Listening(port=None, grace_seconds=0)
-    async with serving(ServeTarget(model("drafter-b"), here), ServeDrafter(model("drafter-a"), here)) as servers:
+    async with serving((model("drafter-b"), here), (model("drafter-a"), here)) as servers:
         addresses = [server.here for server in servers.values()]
         async with connect(*addresses, patience(describe_seconds=1e-6), needs_drafter=True) as pipeline:
             assert pipeline.models.drafter is not None
@@ -199,12 +200,12 @@ async def test_models_end_if_they_cannot_serve_together(fault: str, port: int | 
     before, listening = models(), Listening(port=port, grace_seconds=0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         drafter = {
-            "no model": ServeDrafter(model("no-such-model"), listening),
-            "no affinity": ServeDrafter(model("drafter-b"), listening, tmp_path / "none"),
-            "no port": ServeDrafter(model("drafter-b"), Listening(port=taken.getsockname()[1])),
-            "other states": ServeDrafter(model("drafter-eagle"), listening),  # it reads those of another target
+            "no model": (model("no-such-model"), listening),
+            "no affinity": (replace(model("drafter-b"), affinity=tmp_path / "none"), listening),
+            "no port": (model("drafter-b"), Listening(port=taken.getsockname()[1])),
+            "other states": (model("drafter-eagle"), listening),  # it reads those of another target
         }[fault]
         with pytest.raises((ValueError, CannotListen)):
-            async with serving(ServeTarget(model("drafter-a"), listening), drafter):
+            async with serving((model("drafter-a"), listening), drafter):
                 pytest.fail("they serve")
     assert models() == before

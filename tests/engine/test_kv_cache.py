@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from crossdraft.engine import device
 from crossdraft.engine.device import available_memory
-from crossdraft.engine.kv_cache import MIB, WHAT_IS_THERE, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
+from crossdraft.engine.kv_cache import MIB, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import (
     BLOCK,
     UNIT,
@@ -360,6 +360,6 @@ def test_caches_of_two_models_on_a_device_hold_about_as_many_tokens():
 
 def test_a_share_is_left_on_the_same_device_only():
     options = ModelOptions("bundled:target", device="cpu")
-    assert options.beside(torch.device("cpu"), 77).budget == replace(WHAT_IS_THERE, beside=77)
+    assert options.beside(torch.device("cpu"), 77).budget == MemoryShare(beside=77)
     assert options.beside(torch.device("meta"), 77) == options
-    assert replace(options, budget=64).beside(torch.device("cpu"), 77).budget == 64
+    assert replace(options, cache_mib=64).beside(torch.device("cpu"), 77).budget == 64

@@ -20,7 +20,7 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedModel
 
 from crossdraft.engine.device import leave_out_cudnn
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.loader import LoadOptions, LoraModule, cut_head, load_model, move_attributes
+from crossdraft.engine.loader import LoadOptions, cut_head, load_model, move_attributes
 from crossdraft.engine.names import ModelLoadError
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.served_model import ModelOptions, RunningModel
@@ -70,7 +70,7 @@ def test_sampling_settings_are_described(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps(own))
 
     def given(source: str, **override: float) -> dict[str, float]:
-        settings = {"generation_config": source, "override_generation_config": override}
+        settings = {"generation_config": source, "override_generation_config": json.dumps(override)}
         return load_model(LoadOptions(str(folder), **settings)).description.defaults.given
 
     usual = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "max_tokens": 100}
@@ -90,7 +90,7 @@ def test_sampling_settings_are_described(folder: Path) -> None:
 
 def identity(name: Path | str, side: Side = Side.TARGET, **options: Any) -> str:
     """What a service of the model says of it."""
-    running = RunningModel.of(load_model(LoadOptions(str(name), **options)), side, ModelOptions("", budget=1))
+    running = RunningModel.of(load_model(LoadOptions(str(name), **options)), side, ModelOptions("", cache_mib=1))
     running.close()
     return running.description.fingerprint
 
@@ -111,7 +111,7 @@ def test_what_else_identifies_a_target(folder: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.1}))
     found.add(identity(folder))
     assert len(found) == 4
-    assert identity(folder, max_length=20) in found
+    assert identity(folder, max_model_len=20) in found
     assert identity(folder.rename(folder.with_name("moved"))) in found
     assert identity("random:qwen2") == identity("random:qwen2") != identity("random:llama")
 
@@ -119,7 +119,7 @@ def test_what_else_identifies_a_target(folder: Path) -> None:
 def test_of_a_drafter_the_vocabulary_does(folder: Path) -> None:
     first = identity(folder, Side.DRAFTER)
     tiny_llama(num_hidden_layers=1, eos_token_id=VOCABULARY - 1).save_pretrained(folder)
-    assert identity(folder, Side.DRAFTER, max_length=20) == first
+    assert identity(folder, Side.DRAFTER, max_model_len=20) == first
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens(["more"])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -145,9 +145,9 @@ def test_dtypes(folder: Path, stored: torch.dtype, asked: str, run: torch.dtype)
 
 
 def test_a_lower_max_length_is_the_context(folder: Path) -> None:
-    assert load_model(LoadOptions(str(folder), max_length=64)).description.context == 64
+    assert load_model(LoadOptions(str(folder), max_model_len=64)).description.context == 64
     with pytest.raises(ModelLoadError, match="between 7 and the model's context, 128, got 129"):
-        load_model(LoadOptions(str(folder), max_length=129))
+        load_model(LoadOptions(str(folder), max_model_len=129))
 
 
 @pytest.mark.parametrize(
@@ -289,28 +289,28 @@ def test_an_adapter_is_merged_and_names_the_model(tmp_path: Path) -> None:
         adapted = peft.get_peft_model(load_model(LoadOptions("random:llama")).model, settings)
         adapted.save_pretrained(tmp_path)
         expected = adapted.eval()(ids).logits
-        loaded = load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path)))
+        loaded = load_model(LoadOptions("random:llama", lora_modules=(f"mine={tmp_path}",)))
         torch.testing.assert_close(loaded.model(ids).logits, expected, atol=1e-4, rtol=0)
     assert float((expected - usual).abs().max()) > 0.1
     assert loaded.description.model == "mine"
     Engine(loaded.model)
     stored = (tmp_path / "adapter_model.safetensors").read_bytes()
     rewritten(tmp_path, lambda tensors: {name: tensor * 2 for name, tensor in tensors.items()}, "adapter_model")
-    assert load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path))).weights != loaded.weights
+    assert load_model(LoadOptions("random:llama", lora_modules=(f"mine={tmp_path}",))).weights != loaded.weights
     (tmp_path / "adapter_model.safetensors").write_bytes(stored)
-    assert load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path))).weights == loaded.weights
+    assert load_model(LoadOptions("random:llama", lora_modules=(f"mine={tmp_path}",))).weights == loaded.weights
     assert load_model(LoadOptions("random:llama")).weights != loaded.weights
     with pytest.raises(ModelLoadError, match="is no LoRA adapter of this model"):
-        load_model(LoadOptions("random:gpt2", lora=LoraModule("mine", tmp_path)))
+        load_model(LoadOptions("random:gpt2", lora_modules=(f"mine={tmp_path}",)))
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
     with pytest.raises(ModelLoadError, match=r"has no adapter_model\.safetensors"):
-        load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path)))
+        load_model(LoadOptions("random:llama", lora_modules=(f"mine={tmp_path}",)))
 
 
 def test_adapters_without_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ModelLoadError, match=r"adapters need peft: .* pip install"):
-        load_model(LoadOptions("random:llama", lora=LoraModule("mine", tmp_path)))
+        load_model(LoadOptions("random:llama", lora_modules=(f"mine={tmp_path}",)))
 
 
 def test_tensors_that_are_attributes_are_moved_once_wherever_they_are() -> None:

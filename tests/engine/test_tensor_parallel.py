@@ -28,7 +28,7 @@ STEPS = 40
 
 
 def options(**changes: object) -> ModelOptions:
-    settings = {"name": TARGET, "device": "cpu", "budget": MIB // 2, "max_length": LENGTH, "threads": 1}
+    settings = {"name": TARGET, "device": "cpu", "cache_mib": MIB // 2, "max_model_len": LENGTH, "threads": 1}
     return ModelOptions(**{**settings, "tensor_parallel_size": 2, **changes})
 
 
@@ -79,7 +79,7 @@ def whole() -> Engine:
 
 
 def test_ranks_serve_the_model_that_one_process_serves(shared: RunningModel) -> None:
-    alone = run_ranks(options(tensor_parallel_size=1, budget=MIB), Side.TARGET)
+    alone = run_ranks(options(tensor_parallel_size=1, cache_mib=MIB), Side.TARGET)
     alone.close()
     assert shared.description == alone.description
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.drafter.ngram import ServeNgram, ngram_server
+from crossdraft.config.engine import NgramOptions
+from crossdraft.drafter.ngram import ngram_server
 from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import services
 from crossdraft.integrations.vllm.proposals import HEAD, TAIL, Prefixes, Proposals
@@ -45,7 +46,7 @@ class Service(ExitStack):
         super().__init__()
 
         async def server() -> Server:
-            return ngram_server(ServeNgram(listening=Listening(port=port, grace_seconds=0)))
+            return ngram_server(NgramOptions(), Listening(port=port, grace_seconds=0))
 
         (self.address,) = self.enter_context(in_a_thread(server))
 

@@ -11,10 +11,10 @@ import pytest
 
 from crossdraft.cli.processes import Running, Wanted
 from crossdraft.client import Statistics
-from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.drafter.service import drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import acceptance, controller
-from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.target.service import target_server
 from tests.cli.conftest import Cli, Outcome, cli, drafter_folder, one_thread, target_folder, unhurried  # noqa: F401 - fixtures
 from tests.golden.messages import NONE
 from tests.rpc.linked import AT_ONCE
@@ -59,8 +59,8 @@ def addresses(target_folder: Path, drafter_folder: Path) -> Iterator[dict[str, s
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         unhurry(patch)
         services = in_a_thread(
-            lambda: target_server(ServeTarget(ModelOptions(str(target_folder)), AT_ONCE)),
-            lambda: drafter_server(ServeDrafter(ModelOptions(str(drafter_folder)), AT_ONCE)),
+            lambda: target_server(ModelOptions(str(target_folder)), AT_ONCE),
+            lambda: drafter_server(ModelOptions(str(drafter_folder)), AT_ONCE),
         )
         target, drafter = stack.enter_context(services)
         patch.undo()

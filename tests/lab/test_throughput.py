@@ -78,11 +78,11 @@ def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -
     assert throughput.models_of(plan())[1] is None  # nobody drafts
     assert drafter is not None
     assert helping is not None
-    for model, mib in ((target.model, 8192), (drafter.model, 1024)):
+    for model, mib in ((target[0], 8192), (drafter[0], 1024)):
         assert (model.device, model.graph_sizes, model.budget, model.threads) == ("cuda:0", (1, 8), mib, 1)
-    assert (other.model.reuse, other.model.quantization, helping.model.quantization) == (False, "int8", None)
-    assert other.listening.sessions.max_sessions == 2400
-    assert (other.listening.port, helping.listening.port) == (None, None)
+    assert (other[0].enable_prefix_caching, other[0].quantization, helping[0].quantization) == (False, "int8", None)
+    assert other[1].sessions.max_sessions == 2400
+    assert (other[1].port, helping[1].port) == (None, None)
     for one in (there, here):
         assert ("thread is on the first" in one.conditions) == (one is here)
 
@@ -218,7 +218,7 @@ def test_outputs_over_models_in_this_process(
 def test_assisted_generation_tells_when_tokens_came() -> None:
     pair = AssistedGeneration("bundled:target", "bundled:drafter-b")
     (made,) = pair.outputs([IDS[0]], 6, 2, 0.0)
-    assert made.ids == greedy(load_model(LoadOptions("bundled:target", "float32")).model, IDS[0], 6)
+    assert made.ids == greedy(load_model(LoadOptions("bundled:target", dtype="float32")).model, IDS[0], 6)
     assert len(made.moments) == 6
     assert [made.asked, *made.moments] == sorted([made.asked, *made.moments])
 

@@ -73,7 +73,7 @@ def loaded(folder: Path) -> LoadedModel:
 
 
 def running_of(model: LoadedModel, side: Side) -> Iterator[RunningModel]:
-    found = RunningModel.of(model, side, ModelOptions("", budget=1))
+    found = RunningModel.of(model, side, ModelOptions("", cache_mib=1))
     yield found
     found.close()
 

@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry
 from crossdraft.client import GenerationRequest, Overlap, Reason, RequestError
 from crossdraft.cluster.failover import LossMetrics
 from crossdraft.cluster.orchestrators import OrchestratorMetrics
+from crossdraft.config.engine import NgramOptions
 from crossdraft.config.service import LogFormat, LogLevel, SessionOptions
-from crossdraft.drafter.ngram import ServeNgram, ngram_server
+from crossdraft.drafter.ngram import ngram_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import Overloaded, Unreachable
 from crossdraft.rpc.generation import OutputEnded
@@ -30,7 +31,7 @@ from crossdraft.rpc.metrics import PREFIX, ServiceMetrics, exposition
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
 from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
-from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.target.service import target_server
 from crossdraft.types.statistics import BOUNDS, COARSE, PARTS, LaneFigures, ModelStatistics, Trips
 from tests.rpc.linked import AT_ONCE
 from tests.serving.exposed import faults, names, samples, value
@@ -379,8 +380,8 @@ async def test_a_request_is_found_in_every_services_lines() -> None:
     stream, metrics = io.StringIO(), Metrics()
     with logged(LogFormat.JSON, stream=stream):
         async with (
-            await target_server(ServeTarget(ModelOptions("bundled:target", budget=128, threads=1), AT_ONCE)) as target,
-            ngram_server(ServeNgram(listening=AT_ONCE)) as drafter,
+            await target_server(ModelOptions("bundled:target", cache_mib=128, threads=1), AT_ONCE) as target,
+            ngram_server(NgramOptions(), AT_ONCE) as drafter,
         ):
             model = LocalModel("tiny", (target.address,), (NamedDrafter("copy", (drafter.address,)),))
             async with LocalBackend(model) as outputs:

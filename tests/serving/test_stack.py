@@ -15,14 +15,15 @@ import pytest_asyncio
 from pydantic import BaseModel, Field
 
 from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOptions, api, connect
-from crossdraft.drafter.ngram import ServeNgram, ngram_server
-from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.config.engine import NgramOptions
+from crossdraft.drafter.ngram import ngram_server
+from crossdraft.drafter.service import drafter_server
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.grpc_client import Client
-from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.target.service import target_server
 from crossdraft.types.request import Chat, Message
 from tests.client.together import ended
 from tests.endtoend.reference import Reference
@@ -70,13 +71,13 @@ class Stack:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    options = {name: ModelOptions(f"bundled:{name}", budget=256, threads=1) for name in ("target", "drafter-b")}
+    options = {name: ModelOptions(f"bundled:{name}", cache_mib=256, threads=1) for name in ("target", "drafter-b")}
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n\n{% endfor %}Assistant:")
     options["target"] = replace(options["target"], chat_template=template)
     async with AsyncExitStack() as exits:
-        target = await exits.enter_async_context(await target_server(ServeTarget(options["target"], AT_ONCE)))
-        drafter = await exits.enter_async_context(await drafter_server(ServeDrafter(options["drafter-b"], AT_ONCE)))
+        target = await exits.enter_async_context(await target_server(options["target"], AT_ONCE))
+        drafter = await exits.enter_async_context(await drafter_server(options["drafter-b"], AT_ONCE))
         model = LocalModel("demo", (target.address,), (NamedDrafter("b", (drafter.address,)),), ("other",))
         backend = await exits.enter_async_context(LocalBackend(model, LocalOptions(MAX)))
         http = await exits.enter_async_context(front(backend))
@@ -275,7 +276,7 @@ async def test_a_character_that_the_prompt_begins_and_the_output_ends_is_one(sta
 async def test_an_echo_is_the_text_of_the_prompt_also_where_its_tokenizer_begins_it_with_a_space() -> None:
     reference = Reference("drafter-a")
     async with AsyncExitStack() as exits:
-        server = await target_server(ServeTarget(ModelOptions("bundled:drafter-a", budget=64, threads=1), AT_ONCE))
+        server = await target_server(ModelOptions("bundled:drafter-a", cache_mib=64, threads=1), AT_ONCE)
         model = LocalModel("demo", ((await exits.enter_async_context(server)).address,))
         http = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(model))))
         asked: dict[str, Any] = {"model": "demo", "max_tokens": 2, "echo": True}
@@ -356,7 +357,7 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
     """Real services, two drafters, one of which copies: texts are equal whichever is used, and each is named."""
     target, drafter = stack.servers
     async with AsyncExitStack() as exits:
-        ngram = await exits.enter_async_context(ngram_server(ServeNgram(listening=AT_ONCE)))
+        ngram = await exits.enter_async_context(ngram_server(NgramOptions(), AT_ONCE))
         named = NamedDrafter("b", (drafter.address,)), NamedDrafter("copies", (ngram.address,))
         backend = await exits.enter_async_context(LocalBackend(LocalModel("demo", (target.address,), named)))
         both = await exits.enter_async_context(front(backend))
@@ -395,9 +396,9 @@ async def test_the_bundled_chat_model_calls_tools_says_what_they_answer_and_writ
         )
     ]
     async with AsyncExitStack() as exits:
-        chatting, helping = (ModelOptions(f"bundled:{name}", budget=256, threads=1) for name in ("chat", "drafter-b"))
-        target = await exits.enter_async_context(await target_server(ServeTarget(chatting, AT_ONCE)))
-        drafter = await exits.enter_async_context(await drafter_server(ServeDrafter(helping, AT_ONCE)))
+        chatting, helping = (ModelOptions(f"bundled:{one}", cache_mib=256, threads=1) for one in ("chat", "drafter-b"))
+        target = await exits.enter_async_context(await target_server(chatting, AT_ONCE))
+        drafter = await exits.enter_async_context(await drafter_server(helping, AT_ONCE))
         model = LocalModel("chat", (target.address,), (NamedDrafter("b", (drafter.address,)),))
         served = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(model))))
         chat = served.openai.chat.completions

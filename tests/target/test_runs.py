@@ -295,12 +295,12 @@ class Case:
 
 @pytest.fixture(scope="module")
 def plain() -> LoadedModel:
-    return load_model(LoadOptions("bundled:target", "float32"))
+    return load_model(LoadOptions("bundled:target", dtype="float32"))
 
 
 @pytest.fixture
 def crowded(budget: int) -> Iterator[RunningModel]:
-    options = ModelOptions("bundled:target", "float32", budget=budget)
+    options = ModelOptions("bundled:target", dtype="float32", cache_mib=budget)
     running = RunningModel.of(load_model(options), Side.TARGET, options)
     yield running
     running.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.drafter.service import drafter_server
 from crossdraft.engine.names import BUNDLED
 from tests.endtoend.stack import AT_ONCE, model
 from tests.started import in_a_thread
@@ -70,5 +70,5 @@ def engine(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture(scope="session")
 def drafter(python: Path) -> Iterator[str]:
     """The address of bundled drafter B, served in a thread."""
-    with in_a_thread(lambda: drafter_server(ServeDrafter(model("drafter-b"), AT_ONCE))) as (address,):
+    with in_a_thread(lambda: drafter_server(model("drafter-b"), AT_ONCE)) as (address,):
         yield address

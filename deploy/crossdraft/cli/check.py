@@ -19,7 +19,7 @@ from crossdraft.cli.running import CommandFailed, check_output, checked_options,
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
 from crossdraft.config.engine import EngineOptions
 from crossdraft.config.request import Overlap
-from crossdraft.drafter.service import ServeDrafter, drafter_server
+from crossdraft.drafter.service import drafter_server
 from crossdraft.engine.compatibility import UnsupportedModelError
 from crossdraft.engine.conformance import Conformance, GreedyToken, Ids, conformance, greedy
 from crossdraft.engine.device import device_of
@@ -29,7 +29,7 @@ from crossdraft.engine.served_model import ModelOptions, load
 from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening
 from crossdraft.session.models import tokenization_of
-from crossdraft.target.service import ServeTarget, target_server
+from crossdraft.target.service import target_server
 from crossdraft.text.letters import Side
 
 EVERY = f"{RANDOM_PREFIX}all"
@@ -118,7 +118,7 @@ async def _check_all(names: Sequence[str], drafter: str | None, engine: EngineOp
     async with AsyncExitStack() as stack:
         address = None
         if drafter is not None:
-            server = await drafter_server(ServeDrafter(_options(drafter, engine), AT_ONCE))
+            server = await drafter_server(_options(drafter, engine), AT_ONCE)
             address = (await stack.enter_async_context(server)).address
         for name in names:
             found.append(await _checked(name, address, engine))
@@ -163,7 +163,7 @@ def _expected(name: str, engine: EngineOptions) -> list[tuple[Ids, list[GreedyTo
 async def _outputs(name: str, drafter: str, engine: EngineOptions) -> tuple[dict[str, int], int]:
     """Of greedy outputs, by configuration, tokens that are those of `generate`; and draft tokens that were judged."""
     expected = await asyncio.to_thread(_expected, name, engine)
-    server = await target_server(ServeTarget(_options(name, engine), AT_ONCE))
+    server = await target_server(_options(name, engine), AT_ONCE)
     equal, judged = dict.fromkeys(CONFIGURATIONS, 0), 0
     async with (
         server,

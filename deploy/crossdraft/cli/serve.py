@@ -75,29 +75,29 @@ NOT_STARTED = {"target": "in-process:0", "drafter": "in-process:0"}  # addresses
 def serve_target(options: ServedTarget) -> None:
     name = _checked_model(options)
     with without_collections():
-        from crossdraft.target.service import ServeTarget, target_server
+        from crossdraft.target.service import target_server
 
-    served = ServeTarget(_model_options(name, options, options), _listening(options))
-    _run(lambda: _serve(lambda: target_server(served)), options)
+    served = _model_options(name, options, options), _listening(options)
+    _run(lambda: _serve(lambda: target_server(*served)), options)
 
 
 def serve_drafter(options: ServedDrafter) -> None:
     name = _checked_model(options)
     with without_collections():
-        from crossdraft.drafter.service import ServeDrafter, drafter_server
+        from crossdraft.drafter.service import drafter_server
 
-    served = ServeDrafter(_model_options(name, options, options), _listening(options), options.affinity)
-    _run(lambda: _serve(lambda: drafter_server(served)), options)
+    served = _model_options(name, options, options), _listening(options)
+    _run(lambda: _serve(lambda: drafter_server(*served)), options)
 
 
 def serve_ngram(options: ServedNgram) -> None:
     """Serves a drafter that copies; match lengths are in letters."""
     check_ports(options, options.host)
-    from crossdraft.drafter.ngram import ServeNgram, ngram_server
+    from crossdraft.drafter.ngram import ngram_server
 
     with checked_options():
-        served = ServeNgram(part_of(NgramOptions, options), _listening(options))
-    _run(lambda: _serve(lambda: ngram_server(served)), options)
+        served = part_of(NgramOptions, options), _listening(options)
+    _run(lambda: _serve(lambda: ngram_server(*served)), options)
 
 
 async def _serve(make: Callable[[], Serving | Awaitable[Serving]]) -> None:
@@ -208,16 +208,11 @@ async def _started(own: OwnModels, places: Sequence[Listening], stack: AsyncExit
     """Loads the models, and serves them until the stack is left."""
     _check_template(own.chat_template)
     with without_collections():
-        from crossdraft.drafter.service import ServeDrafter
         from crossdraft.serving.models import serving
-        from crossdraft.target.service import ServeTarget
 
-    target, drafter = None, None
-    if own.target_model is not None:
-        target = ServeTarget(_model_options(own.target_model, own, places[0].sessions), places[0])
-    if own.drafter_model is not None:
-        drafter = ServeDrafter(_model_options(own.drafter_model, own.of_drafter, places[1].sessions), places[1])
-    return await stack.enter_async_context(serving(target, drafter))
+    each = zip((own.target_model, own.drafter_model), (own, own.of_drafter), places, strict=True)
+    served = [None if name is None else (_model_options(name, given, at.sessions), at) for name, given, at in each]
+    return await stack.enter_async_context(serving(*served))
 
 
 def _serve_workers(api: ApiOptions) -> None:

@@ -98,15 +98,15 @@ def certificate_of(own: object) -> FrontFiles | None:
 def _model_server(service: Service, where: Listening) -> Coroutine[Any, Any, Server[Any, Any, Any]]:
     """Imports torch, which those that deploy or ask what runs need not; in a thread, as that takes seconds."""
     with without_collections():
-        from crossdraft.drafter.service import ServeDrafter, drafter_server
+        from crossdraft.drafter.service import drafter_server
         from crossdraft.engine.served_model import ModelOptions
         from crossdraft.engine.tensor_parallel import run_ranks
-        from crossdraft.target.service import ServeTarget, target_server
+        from crossdraft.target.service import target_server
 
     model = ModelOptions.of(service.model, service.settings, service.max_sessions)
     if isinstance(service, DrafterService):
-        return drafter_server(ServeDrafter(model, where, service.affinity))
-    return target_server(ServeTarget(model, where, partial(run_ranks, host=node_address(), start=_started)))
+        return drafter_server(model, where)
+    return target_server(model, where, run=partial(run_ranks, host=node_address(), start=_started))
 
 
 def _started(options: "ModelOptions", host: str, port: int) -> list[Connection]:
@@ -193,9 +193,9 @@ class ModelReplica(ServerReplica):
         sessions, metrics = part_of(SessionOptions, own), ANY_PORT if process.metrics else None
         where = listening(process, tls=process.tls, sessions=sessions, metrics_port=metrics)
         if own.model == NGRAM:
-            from crossdraft.drafter.ngram import ServeNgram, ngram_server
+            from crossdraft.drafter.ngram import ngram_server
 
-            return ngram_server(ServeNgram(part_of(NgramOptions, own), where))
+            return ngram_server(part_of(NgramOptions, own), where)
         self._model = server = await (await asyncio.to_thread(_model_server, own, where))
         if process.role is Role.DRAFTER:
             self._before = (time.monotonic(), server.statistics())

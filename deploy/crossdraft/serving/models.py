@@ -3,21 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
-from crossdraft.drafter.service import DrafterService, ServeDrafter, load_service, server_of
-from crossdraft.engine.kv_cache import MemoryShare
-from crossdraft.rpc.server import Server
+from crossdraft.drafter.service import DrafterService, load_service, server_of
+from crossdraft.engine.served_model import ModelOptions
+from crossdraft.rpc.server import Listening, Server
 from crossdraft.session.models import Models
-from crossdraft.target.service import ServeTarget, TargetService, target_server
+from crossdraft.target.service import TargetService, target_server
 
 MODELS = TargetService, DrafterService
+Served = tuple[ModelOptions, Listening]  # a model, and where
 Servers = dict[str, Server[Any, Any, Any]]  # by role
 
 
 @asynccontextmanager
-async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> AsyncIterator[Servers]:
+async def serving(target: Served | None, drafter: Served | None) -> AsyncIterator[Servers]:
     """Servers of the models, at least one, for the time of the block.
 
     Of two models on one device the one whose KV cache takes what is there makes it last, and they step by turns. Raises
@@ -28,14 +28,13 @@ async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> A
 
     def load(*there: Any) -> None:
         if drafter is not None and not helping:
-            model = drafter.model.beside(*there) if there else drafter.model
-            helping.append(load_service(replace(drafter, model=model)))
+            helping.append(load_service(drafter[0].beside(*there) if there else drafter[0]))
 
     async with AsyncExitStack() as stack:
         try:
             if target is not None:
-                last = isinstance(target.model.budget, MemoryShare)
-                servers["target"] = await target_server(target, *([load] if last else []))
+                beside = load if target[0].cache_mib is None else lambda *_: None
+                servers["target"] = await target_server(*target, beside)
                 stack.push_async_callback(servers["target"].drain)
             await asyncio.to_thread(load)
         except BaseException:
@@ -43,7 +42,7 @@ async def serving(target: ServeTarget | None, drafter: ServeDrafter | None) -> A
                 await service.close()
             raise
         if drafter is not None:
-            servers["drafter"] = server_of(helping[0], drafter)
+            servers["drafter"] = server_of(helping[0], *drafter)
             stack.push_async_callback(servers["drafter"].drain)
         services = [each for server in servers.values() if isinstance(each := server.service, MODELS)]
         if len(services) == len(servers) == 2:

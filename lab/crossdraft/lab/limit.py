@@ -44,7 +44,7 @@ class Reader:
     """A model that is asked for distributions after texts, without cache, engine and service."""
 
     def __init__(self, name: str, side: Side) -> None:
-        loaded = load_model(LoadOptions(name, "float32"))
+        loaded = load_model(LoadOptions(name, dtype="float32", device="cpu"))
         self._model = loaded.model
         self.tokenization = tokenization_of(loaded.description, side)
         self.vocabulary = self.tokenization.vocabulary

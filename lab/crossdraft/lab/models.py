@@ -145,7 +145,7 @@ def write_free(folder: Path) -> None:
     Its logits are far apart, so that it agrees with itself under a little noise. It samples printable ASCII only: its
     text is never cut inside of a character, with which a drafter could not go on. Raises OSError: the folder cannot be
     written."""
-    loaded = load_model(LoadOptions("bundled:drafter-c", "float32"))
+    loaded = load_model(LoadOptions("bundled:drafter-c", dtype="float32", device="cpu"))
     size = loaded.description.vocabulary_size
     texts = Tokenizer.from_str(loaded.description.tokenizer_json).decode_batch([[place] for place in range(size)])
     printable = [place for place, text in enumerate(texts) if text and text.isprintable() and text.isascii()]

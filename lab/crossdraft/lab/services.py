@@ -59,14 +59,12 @@ def on_core(number: int) -> tuple[str, ...]:
 @asynccontextmanager
 async def pair_here(target: "ModelOptions", drafter: "ModelOptions") -> AsyncIterator[Pipeline]:
     """A pipeline over two models in this process, as fast as they are."""
-    from crossdraft.drafter.service import ServeDrafter  # what starts processes does without these
     from crossdraft.rpc.server import Listening
-    from crossdraft.serving.models import serving
-    from crossdraft.target.service import ServeTarget
+    from crossdraft.serving.models import serving  # what starts processes does without this
 
     place = Listening(port=None, grace_seconds=0)
     async with (
-        serving(ServeTarget(target, place), ServeDrafter(drafter, place)) as servers,
+        serving((target, place), (drafter, place)) as servers,
         connect(servers["target"].here, servers["drafter"].here, patience(), needs_drafter=True) as pipeline,
     ):
         yield pipeline

@@ -28,9 +28,8 @@ from crossdraft.cli.processes import patience
 from crossdraft.cli.running import CommandFailed, ProgressCounter, Run, UsageError, checked_options
 from crossdraft.cli.serve import faults_of_models
 from crossdraft.client import GenerationRequest, SamplingOptions, connect
-from crossdraft.config.engine import STARTED
+from crossdraft.config.engine import STARTED, Dtype
 from crossdraft.config.service import SessionOptions
-from crossdraft.drafter.service import ServeDrafter
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.engine.names import source_of
 from crossdraft.engine.served_model import ModelOptions
@@ -38,9 +37,8 @@ from crossdraft.lab.commands import ThroughputPlan
 from crossdraft.lab.harness import Prompted, in_turns, lock_step, optional, overlapped
 from crossdraft.lab.outputs import MILLISECONDS, Ours, Output, RunResult, Spread, Together, Work, ratio
 from crossdraft.rpc.server import Listening, freeze_heap
-from crossdraft.serving.models import Servers, serving
+from crossdraft.serving.models import Served, Servers, serving
 from crossdraft.session.models import requested_method
-from crossdraft.target.service import ServeTarget
 
 CROSSDRAFT, CROSSDRAFT_PLAIN, ASSISTED = "crossdraft", "plain", "assisted"  # transformers' is the last
 FIXED = {"lock-step": lock_step(5), "tree": lock_step(5, 16), "overlapped": overlapped(16, 0)}
@@ -349,17 +347,17 @@ async def start(bench: Throughput, stack: AsyncExitStack) -> tuple[list["Configu
     return found, [tuple(encode(text)) for text in bench.prompts]
 
 
-def models_of(bench: Throughput) -> tuple[ServeTarget, ServeDrafter | None]:
+def models_of(bench: Throughput) -> tuple[Served, Served | None]:
     """Ours: a target, and a drafter if one is needed."""
     plan, engine = bench.plan, bench.plan.engine
     sessions = SessionOptions(max_sessions=max(SESSIONS, bench.most_clients))
     place = Listening(port=None, grace_seconds=0, sessions=sessions)
-    target = ServeTarget(ModelOptions.of(plan.target, engine), place)
+    target = ModelOptions.of(plan.target, engine), place
     if not set(DRAFTED) & set(plan.configuration):
         return target, None
     mib = max(STARTED.cache_mib or 0, (engine.cache_mib or 0) // 8)
     small = replace(engine, cache_mib=mib, quantization=None, enable_prefix_caching=True)
-    return target, ServeDrafter(ModelOptions.of(plan.drafter, small), place)
+    return target, (ModelOptions.of(plan.drafter, small), place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -412,9 +410,9 @@ class AssistedGeneration:
     At temperature above 0 transformers (5.23) has the assistant propose tokens of both vocabularies, as `tli` does. It
     draws with torch's global generator, and so does this. Raises ModelLoadError: one of the models cannot be loaded."""
 
-    def __init__(self, target: str, assistant: str, dtype: str = "float32", device: str = "cpu") -> None:
+    def __init__(self, target: str, assistant: str, dtype: Dtype = "float32", device: str = "cpu") -> None:
         self._target, self._assistant = (
-            load_model(LoadOptions(name, dtype, device)).model for name in (target, assistant)
+            load_model(LoadOptions(name, dtype=dtype, device=device)).model for name in (target, assistant)
         )
         self._tokenizer, self._assistant_tokenizer = (
             AutoTokenizer.from_pretrained(source_of(name), clean_up_tokenization_spaces=False)

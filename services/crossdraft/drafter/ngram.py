@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice, takewhile
 from operator import attrgetter, itemgetter
@@ -160,14 +160,6 @@ class TextMemory:
             del self._blocks[scope]
 
 
-@dataclass(frozen=True)
-class ServeNgram:
-    """An n-gram drafter service: how it matches, what it remembers, and where it listens."""
-
-    copying: NgramOptions = field(default_factory=NgramOptions)
-    listening: Listening = field(default_factory=Listening)
-
-
 class NgramSession:
     """One output that is guessed from its own text, its prompt's, and what its scope remembers."""
 
@@ -185,8 +177,8 @@ class NgramSession:
         """What is verified of the output is remembered, with the prompt's end: more is asked for as it is accepted."""
         epoch, service = self._epoch, self._service
         written = 0 if epoch is None else epoch.start + min(epoch.sent, epoch.count - epoch.request.count)
-        if written and self._opening.scope and service.options.copying.memory_mib:
-            text = self._text[max(0, self._origin - service.options.copying.max_ngram) : self._origin + written]
+        if written and self._opening.scope and service.options.memory_mib:
+            text = self._text[max(0, self._origin - service.options.max_ngram) : self._origin + written]
             service.remember(self._opening.scope, text)
 
     def begin(self, epoch: DraftProgress) -> None:
@@ -228,7 +220,7 @@ class NgramSession:
 
     def _copied(self, missing: int) -> bytes:
         """What is drafted next."""
-        copying, remembered = self._service.options.copying, self._service.memory.of(self._opening.scope)
+        copying, remembered = self._service.options, self._service.memory.of(self._opening.scope)
         ending = self._text[-copying.max_ngram :].rpartition(BOUNDARY)[2]
         places: tuple[OwnText | Block, ...] = OwnText(self._text), *reversed(remembered)
         size, best = max(((place.longest(ending, copying.min_ngram), place) for place in places), key=itemgetter(0))
@@ -245,9 +237,9 @@ class NgramSession:
 class NgramService:
     """Sessions that share what their scopes remember."""
 
-    def __init__(self, options: ServeNgram | None = None) -> None:
-        self.options = options or ServeNgram()
-        self.memory = TextMemory(self.options.copying.memory_mib * 2**20, self.options.copying.max_ngram)
+    def __init__(self, options: NgramOptions) -> None:
+        self.options = options
+        self.memory = TextMemory(options.memory_mib * 2**20, options.max_ngram)
         self._sorting = ThreadPoolExecutor(1, thread_name_prefix="memory")  # of what is remembered: that takes a while
         self._waiting = BoundedSemaphore(MAX_WAITING)
 
@@ -296,6 +288,6 @@ def byte_vocabulary() -> Vocabulary:
     return Vocabulary.build(byte_tokenizer(), 256, (), (), Side.DRAFTER)
 
 
-def ngram_server(options: ServeNgram) -> Server[OpenDrafter, Request, Reply]:
+def ngram_server(options: NgramOptions, where: Listening) -> Server[OpenDrafter, Request, Reply]:
     """The server, which does not listen yet. Must be called in a running event loop."""
-    return Server(DRAFTER, NgramService(options), options.listening)
+    return Server(DRAFTER, NgramService(options), where)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 
 import numpy as np
 
@@ -34,15 +33,6 @@ MAKE_AFFINITY = "make one with `crossdraft affinity --target TARGET --drafter DR
 SERVE_AFFINITY = "make one with `crossdraft affinity` and serve it with --affinity"
 PROMPTS = 2  # that are tokenized at once
 DrafterServer = Server[OpenDrafter, Request, Reply]
-
-
-@dataclass(frozen=True)
-class ServeDrafter:
-    """A drafter service: which model, and where."""
-
-    model: ModelOptions
-    listening: Listening = field(default_factory=Listening)
-    affinity: Path | None = None  # what `crossdraft affinity` wrote for this drafter and a target; `rdk` needs it
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,29 +214,29 @@ class DrafterSession:
         return Draws(self._state.source.noise, key, self._random)
 
 
-async def drafter_server(options: ServeDrafter) -> DrafterServer:
+async def drafter_server(model: ModelOptions, where: Listening) -> DrafterServer:
     """Loads the model; the server does not listen yet.
 
     Raises ValueError: the model cannot be run with these options, or the affinity matrix is not one for it.
     """
-    return server_of(await asyncio.to_thread(load_service, options), options)
+    return server_of(await asyncio.to_thread(load_service, model), model, where)
 
 
-def server_of(service: DrafterService, options: ServeDrafter) -> DrafterServer:
-    return Server(DRAFTER, service, options.listening, options.model.marks, service.running.statistics)
+def server_of(service: DrafterService, model: ModelOptions, where: Listening) -> DrafterServer:
+    return Server(DRAFTER, service, where, model.marks, service.running.statistics)
 
 
-def load_service(options: ServeDrafter) -> DrafterService:
+def load_service(model: ModelOptions) -> DrafterService:
     """Raises ValueError as `drafter_server`."""
     try:
-        affinity = None if options.affinity is None else load_affinity(options.affinity)
+        affinity = None if model.affinity is None else load_affinity(model.affinity)
     except OSError as error:
-        raise AffinityMismatch(f"{options.affinity} cannot be read: {error.strerror}; {MAKE_AFFINITY}") from error
-    running = run_model(options.model, Side.DRAFTER)
+        raise AffinityMismatch(f"{model.affinity} cannot be read: {error.strerror}; {MAKE_AFFINITY}") from error
+    running = run_model(model, Side.DRAFTER)
     if affinity is not None:
         try:
             affinity.check_drafter(running.description.tokenizer_json, running.description.vocabulary_size)
         except AffinityMismatch as error:
             running.close()
-            raise AffinityMismatch(f"{options.affinity}: {error}") from error
+            raise AffinityMismatch(f"{model.affinity}: {error}") from error
     return DrafterService(running, affinity)

@@ -34,9 +34,6 @@ class MemoryShare:
         return (unused if math.isfinite(unused) else BUDGET) * token_bytes / (token_bytes + self.beside)
 
 
-WHAT_IS_THERE = MemoryShare()
-
-
 @dataclass(frozen=True)
 class WindowedLayers:
     """What the layers with a window keep."""

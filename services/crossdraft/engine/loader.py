@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from crossdraft.config.engine import DrafterOptions, ModelSettings, TargetOptions
 from crossdraft.engine.compatibility import FAILURES, embedding_weight, length_of
 from crossdraft.engine.device import device_of, leave_out_cudnn
 from crossdraft.engine.names import (
@@ -33,7 +34,7 @@ from crossdraft.engine.names import (
 )
 from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.tokenizer_file import NEUTRAL, OWN, TokenizerMissing, load_tokenizer_json
-from crossdraft.types.messages import Description, SamplingDefaults
+from crossdraft.types.messages import Description, SamplingDefaults, checked_settings
 from crossdraft.types.rows import Ids
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,65 +60,53 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class Pruning:
-    """Which ids a drafter's LM head keeps: those that a corpus uses most (FR-Spec, arXiv 2502.14856, Eq. 3-4)."""
+class LoadOptions(ModelSettings, TargetOptions, DrafterOptions):
+    """Which model is loaded, and how: with the options of targets and drafters; most are checked when that is done.
 
-    keep: int  # how many, 1 to V
-    frequencies: Path  # what `crossdraft frequencies` wrote for the model's tokenizer
-    follow: int = 0  # further columns, which begin with the ids that are most frequent then, and follow the text
+    Raises ValueError: an option cannot be used; the text says which.
+    """
 
-    def ids_of(self, description: Description) -> Ids:
-        """The ids to keep of a model, ascending, shape (keep,): its stop ids, then the most frequent ones.
+    name: str  # a folder, a hub id, or `bundled:` and the name of a bundled model
+    generation_config: str = field(default=NEUTRAL, kw_only=True)  # as of a drafter
 
-        Those of the columns that follow the text come behind them, ascending, too.
+    def _fault(self) -> str:
+        try:
+            _ = self.adapter, self.settings
+        except ValueError as error:
+            return str(error)
+        return ""
 
-        A corpus has no stop ids, but every output ends with one.
-
-        Raises:
-            FrequenciesError: the file cannot be used for this model, or `keep` is out of its range.
-        """
-        ranking = read_frequencies(self.frequencies, description.tokenizer_json, description.model)
-        size = description.vocabulary_size
-        counts = self.keep, min(size, self.keep + self.follow)
-        kept, more = (ranking.most_frequent(count, size, description.stops) for count in counts)
-        return np.concatenate([kept, np.setdiff1d(more, kept)])
-
-
-@dataclass(frozen=True)
-class LoraModule:
-    """A LoRA adapter, which is merged into the weights of a model when they are loaded."""
-
-    name: str  # of the model with it
-    folder: Path  # what PEFT's save_pretrained wrote
-
-    @staticmethod
-    def of(given: Sequence[str]) -> "LoraModule | None":
-        """What `lora_modules` says; raises ValueError."""
-        if not given:
+    @property
+    def adapter(self) -> tuple[str, Path] | None:
+        """What `lora_modules` says: the model's name with it, and the folder that PEFT's save_pretrained wrote."""
+        if not (given := self.lora_modules):
             return None
         name, _, path = given[0].partition("=")
         if len(given) > 1 or not name or not path:
             raise ValueError(f"lora_modules takes one adapter, as NAME=PATH, got {' '.join(given)}")
-        return LoraModule(name, Path(path))
+        return name, Path(path)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `override_generation_config` says."""
+        try:
+            return checked_settings(json.loads(self.override_generation_config))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"--override-generation-config {self.override_generation_config[:60]}: {error}") from error
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """Which model is loaded, and how; checked when that is done."""
+    def kept(self, about: Description) -> Ids | None:
+        """The ids that a drafter's LM head keeps, shape (vocab_keep + vocab_follow,); None: all.
 
-    name: str  # a folder, a hub id, or `bundled:` and the name of a bundled model
-    dtype: str = "auto"  # that of the weights, but float16 weights run in float32 on a CPU; or a key of DTYPES
-    device: str = "cpu"  # as torch names it; auto: CUDA if there is one
-    max_length: int | None = None  # tokens of a session; None: the model's own context, if it fits
-    trust_remote_code: bool = False  # whether code that comes with the model may run
-    pruning: Pruning | None = None  # of a drafter: the ids that its head keeps; None: all
-    chat_template: Path | None = None  # a file with Jinja; None: the model's own, if it has one
-    quantization: str | None = None  # int8: of weights, by torchao; a checkpoint that is quantized already names none
-    tensor_parallel_size: int = 1  # processes that share it, of which this is one (`tensor_parallel`)
-    lora: LoraModule | None = None
-    generation_config: str = NEUTRAL  # whose sampling settings are the defaults of requests (`load_tokenizer_json`)
-    # Settings in place of these, by the names of generation_config.json.
-    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+        Its stop ids, as no corpus has any but every output ends with one, and those that a corpus uses most (FR-Spec,
+        arXiv 2502.14856, Eq. 3-4), ascending; then those of the columns that follow the text, ascending, too. Raises
+        FrequenciesError: the file cannot be used for this model, or a number is out of its range.
+        """
+        if self.vocab_keep is None or self.frequencies is None:
+            return None
+        ranking = read_frequencies(self.frequencies, about.tokenizer_json, about.model)
+        counts = self.vocab_keep, min(about.vocabulary_size, self.vocab_keep + self.vocab_follow)
+        kept, more = (ranking.most_frequent(count, about.vocabulary_size, about.stops) for count in counts)
+        return np.concatenate([kept, np.setdiff1d(more, kept)])
 
 
 def load_model(options: LoadOptions) -> LoadedModel:
@@ -125,9 +114,9 @@ def load_model(options: LoadOptions) -> LoadedModel:
 
     Raises:
         ModelLoadError: an option or a file does not fit this model or machine, or the head cannot be cut.
-        FrequenciesError: the frequencies or the number of ids of `pruning` do not fit.
+        FrequenciesError: the frequencies or the number of ids to keep do not fit.
     """
-    name, quantization, lora = options.name, options.quantization, options.lora
+    name, quantization, adapter = options.name, options.quantization, options.adapter
     if options.dtype not in ("auto", *DTYPES):
         raise ModelLoadError(f"dtype {options.dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
     if quantization not in (None, "int8"):
@@ -146,29 +135,28 @@ def load_model(options: LoadOptions) -> LoadedModel:
     move_attributes(model, embedding_weight(model).device)
     # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
     weights = [sampled(model.state_dict()), _setting(model), quantization]
-    if lora is not None:
-        model = merged(model, lora.folder)
-        adapter = load_file(lora.folder / "adapter_model.safetensors")
-        weights += [sampled(adapter), (lora.folder / "adapter_config.json").read_text()]
+    if adapter is not None:
+        name, folder = adapter
+        model = merged(model, folder)
+        weights += [sampled(load_file(folder / "adapter_model.safetensors"))]
+        weights += [(folder / "adapter_config.json").read_text()]
     if quantization is not None:
         quantize(model)
     description = Description(
-        model=name if lora is None else lora.name,
+        model=name,
         tokenizer_json=tokenizer.tokenizer_json if larger is None else larger.spelled(tokenizer.tokenizer_json),
         controls=tokenizer.controls,
         stops=tokenizer.stops,
         vocabulary_size=_row_length(model),
-        context=length_of(model, options.max_length),
+        context=length_of(model, options.max_model_len),
         fingerprint="",
         chat_template=tokenizer.chat_template,
         defaults=defaults,
     )
-    kept = None
-    if options.pruning is not None:
-        kept = options.pruning.ids_of(description)
-        if options.pruning.follow and embedding_weight(model).device.type != "cpu":
+    if (kept := options.kept(description)) is not None:
+        if options.vocab_follow and embedding_weight(model).device.type != "cpu":
             raise ModelLoadError("the head follows the text on a CPU only, so far: leave out --vocab-follow")
-        cut_head(model, kept, len(kept) - options.pruning.keep)
+        cut_head(model, kept, len(kept) - (options.vocab_keep or 0))
     fusion = Path(source) if (Path(source) / FUSION).is_file() else None
     return LoadedModel(model, description, kept, _digest(weights), fusion)
 
@@ -181,7 +169,7 @@ def sampling_defaults(own: Mapping[str, Any], options: LoadOptions) -> SamplingD
     Raises:
         ValueError: a value is of a wrong type or out of its range.
     """
-    override = options.override_generation_config
+    override = options.settings
     settings = {**own, **override}
     limited = override if options.generation_config in (OWN, NEUTRAL) else settings
     try:

@@ -1,31 +1,22 @@
 """A model as a service runs it: loaded, in its thread, with its tokenization and its noise."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from crossdraft.config.engine import DrafterOptions, EngineOptions, ModelSettings, TargetOptions
+from crossdraft.config.engine import EngineOptions
 from crossdraft.engine.compilation import pack
 from crossdraft.engine.device import device_of
 from crossdraft.engine.eagle.engine import EagleEngine, StateLayer
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.kv_cache import WHAT_IS_THERE, MemoryShare
-from crossdraft.engine.loader import (
-    FollowingHead,
-    LoadedModel,
-    LoadOptions,
-    LoraModule,
-    Pruning,
-    fingerprint,
-    load_model,
-)
+from crossdraft.engine.kv_cache import MemoryShare
+from crossdraft.engine.loader import FollowingHead, LoadedModel, LoadOptions, fingerprint, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
 from crossdraft.engine.paths import TREE_WIDTHS, StandingTrees
@@ -35,7 +26,7 @@ from crossdraft.session.models import tokenization_of
 from crossdraft.text.grammar import GrammarCompiler
 from crossdraft.text.letters import NOTHING, Side
 from crossdraft.text.tokenization import Tokenization
-from crossdraft.types.messages import Description, checked_settings
+from crossdraft.types.messages import Description
 from crossdraft.types.rows import Ids
 from crossdraft.types.statistics import ModelStatistics
 from crossdraft.verification.noise import KeyedNoise
@@ -61,41 +52,27 @@ class Emulation(Protocol):
 
 @dataclass(frozen=True)
 class ModelOptions(LoadOptions):
-    """Which model a service runs, and with what; checked when it is loaded."""
+    """Which model a service runs, and with what."""
 
-    device: str = "auto"
-    budget: int | MemoryShare = WHAT_IS_THERE  # MiB for keys and values of all sessions
-    threads: int | None = None  # of torch, in the whole process; None: torch's own choice
+    sessions: int = MemoryShare.sessions  # at once, which bounds a KV cache whose size is not named
+    token_bytes_beside: int = 0  # as of `MemoryShare`
     emulation: Emulation | None = None
-    reuse: bool = True  # a session may begin with a prefix that another one computed
-    # On CUDA, tokens of forwards that are captured as graphs at start; None: as memory allows; (): nor is it compiled.
-    graph_sizes: tuple[int, ...] | None = None
 
     @staticmethod
     def of(name: str, given: EngineOptions, sessions: int = MemoryShare.sessions) -> "ModelOptions":
-        """A model with these options, and those of a target or a drafter if they are among them.
+        """A model with these options, and those of a target or a drafter that are among them; raises ValueError."""
+        known = {one.name: getattr(given, one.name) for one in fields(LoadOptions) if hasattr(given, one.name)}
+        return ModelOptions(**known | {"name": name}, sessions=sessions)
 
-        Raises:
-            ValueError: an option cannot be used; the text says which.
-        """
-        share, more = MemoryShare(given.gpu_memory_utilization, sessions), dict[str, Any]()
-        if isinstance(given, ModelSettings):
-            more |= {"chat_template": given.chat_template, "lora": LoraModule.of(given.lora_modules)}
-        if isinstance(given, TargetOptions):
-            more |= {name: getattr(given, name) for name in ("generation_config", "tensor_parallel_size")}
-            more["override_generation_config"] = settings_of(given.override_generation_config)
-        if isinstance(given, DrafterOptions) and given.vocab_keep is not None and given.frequencies is not None:
-            more["pruning"] = Pruning(given.vocab_keep, given.frequencies, given.vocab_follow)
-        same = ("dtype", "device", "trust_remote_code", "quantization", "threads")
-        return ModelOptions(
-            name,
-            max_length=given.max_model_len,
-            budget=share if given.cache_mib is None else given.cache_mib,
-            reuse=given.enable_prefix_caching,
-            graph_sizes=() if given.enforce_eager else given.cuda_graph_sizes or None,
-            **{option: getattr(given, option) for option in same},
-            **more,
-        )
+    @property
+    def budget(self) -> int | MemoryShare:
+        """MiB for keys and values of all sessions."""
+        return self.cache_mib or MemoryShare(self.gpu_memory_utilization, self.sessions, self.token_bytes_beside)
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...] | None:
+        """As of `Engine`; without any the model is not compiled, either."""
+        return () if self.enforce_eager else self.cuda_graph_sizes or None
 
     @property
     def marks(self) -> Mapping[str, str | float]:
@@ -104,18 +81,8 @@ class ModelOptions(LoadOptions):
 
     def beside(self, device: torch.device, token_bytes: int) -> "ModelOptions":
         """The same, where another model has a KV cache made later (as `MakeBeside`): both hold about as many tokens."""
-        own = torch.empty(0, device=device_of(self.device)).device
-        if own != device or not isinstance(self.budget, MemoryShare):
-            return self
-        return replace(self, budget=replace(self.budget, beside=token_bytes))
-
-
-def settings_of(text: str) -> dict[str, Any]:
-    """What `override_generation_config` says; raises ValueError."""
-    try:
-        return checked_settings(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"--override-generation-config {text[:60]}: {error}") from error
+        there = torch.empty(0, device=device_of(self.device)).device == device
+        return replace(self, token_bytes_beside=token_bytes) if there else self
 
 
 class TextColumns:
@@ -178,10 +145,10 @@ class RunningModel:
         if loaded.fusion is not None:
             if side is Side.TARGET:
                 raise ModelLoadError(f"{about.model} reads the hidden states of a target: it can only draft")
-            engine = EagleEngine(StateLayer.of(loaded.model, loaded.fusion), options.max_length, options.budget)
+            engine = EagleEngine(StateLayer.of(loaded.model, loaded.fusion), options.max_model_len, options.budget)
         else:
-            sizes = options.graph_sizes
-            engine = engine_of(loaded.model, options.max_length, options.budget, reuse=options.reuse, graph_sizes=sizes)
+            reuse, sizes = options.enable_prefix_caching, options.graph_sizes
+            engine = engine_of(loaded.model, options.max_model_len, options.budget, reuse=reuse, graph_sizes=sizes)
         columns = about.vocabulary_size if loaded.kept is None else len(loaded.kept)
         step = None if options.emulation is None else options.emulation.step_of(engine, columns)
         identity = fingerprint(about, loaded.weights if side is Side.TARGET else "")

@@ -115,7 +115,7 @@ def _check(options: ModelOptions) -> None:
             f"with --tensor-parallel-size torch runs on {usual.type} here: --device must be {usual.type} or auto "
             f"and is {options.device} (CUDA_VISIBLE_DEVICES chooses GPUs)"
         )
-    if options.lora is not None:
+    if options.lora_modules:
         raise ModelLoadError("--lora-modules and --tensor-parallel-size do not go together: leave one of them out")
     if options.quantization is not None:
         raise ModelLoadError("--quantization and --tensor-parallel-size do not go together: leave one of them out")
@@ -212,8 +212,8 @@ def follow(options: ModelOptions, number: int, host: str, port: int, connection:
     _join(options, number, TCPStore(host, port, is_master=False, timeout=LOADING))
     loaded = load(options)
     pack(loaded.model)
-    sizes = options.graph_sizes
-    engine = Engine(loaded.model, options.max_length, options.budget, reuse=options.reuse, graph_sizes=sizes)
+    reuse, sizes = options.enable_prefix_caching, options.graph_sizes
+    engine = Engine(loaded.model, options.max_model_len, options.budget, reuse=reuse, graph_sizes=sizes)
     engine.populate()
     contexts: dict[int, tuple[int, ...]] = {}
     while (call := calls.get()) is not None:

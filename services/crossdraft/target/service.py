@@ -57,15 +57,6 @@ LEAVES_NONE = "the request's limits (grammar, allowed_token_ids, bad_words, min_
 SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
 
 
-@dataclass(frozen=True)
-class ServeTarget:
-    """A target service: which model, and where."""
-
-    model: ModelOptions
-    listening: Listening = field(default_factory=Listening)
-    run: Callable[[ModelOptions, Side, MakeBeside], RunningModel] = run_ranks
-
-
 @dataclass(frozen=True, eq=False)
 class TargetService:
     """Sessions on one running model."""
@@ -446,13 +437,19 @@ def followed(request: Pass, nodes: Sequence[Row | Sample]) -> tuple[int, ...]:
     return tuple(place for place in request.answered if place in kept)
 
 
-async def target_server(options: ServeTarget, beside: MakeBeside = lambda _, __: None) -> TargetServer:
+async def target_server(
+    model: ModelOptions,
+    where: Listening,
+    beside: MakeBeside = lambda _, __: None,
+    *,
+    run: Callable[[ModelOptions, Side, MakeBeside], RunningModel] = run_ranks,
+) -> TargetServer:
     """Loads the model; the server does not listen yet.
 
     Raises ValueError: the model cannot be run with these options.
     """
-    running = await asyncio.to_thread(options.run, options.model, Side.TARGET, beside)
+    running = await asyncio.to_thread(run, model, Side.TARGET, beside)
     if own := running.description.defaults.given:
         text = "the model's own settings are the defaults of requests, %s; if not intended: --generation-config vllm"
         log.warning(text, own)
-    return Server(TARGET, TargetService(running), options.listening, options.model.marks, running.statistics)
+    return Server(TARGET, TargetService(running), where, model.marks, running.statistics)
