@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -430,7 +429,7 @@ async def test_malformed_requests_leave_nothing_behind(outputs: FakeBackend, add
 async def test_servers_begin_and_end_together() -> None:
     first, second = (GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0)) for _ in range(2))
     async with HttpAndGrpc(first, second) as both:
-        line = json.loads(both.ready_line())
+        line = both.ready()
         assert (line["address"], line["grpc"]) == (first.address, second.address)
         taken = Listening(port=int(first.address.rpartition(":")[2]), grace_seconds=0)
         third = GenerationServer(FakeBackend(), Listening(port=free_port(), grace_seconds=0))

@@ -1,7 +1,6 @@
 """A target's sessions: rows and draws are those of its model, and bad input ends a session only."""
 
 import asyncio
-import json
 import threading
 import urllib.request
 from dataclasses import replace
@@ -525,7 +524,7 @@ def read(address: str) -> str:
 async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: RunningModel) -> None:
     server = Server(TARGET, TargetService(target_model), MEASURED, statistics=target_model.statistics)
     async with server, TargetClient(server.address) as client:
-        ready = json.loads(server.ready_line())
+        ready = server.ready()
         address, who = ready["metrics"], {"role": "target", "model_name": ready["model"]}
         async with client.session(OpenTarget((5, 6), SamplingOptions(), None)) as session:
             await session.run(Pass(1, (), TokenTree((7,), (-1,))))
@@ -547,7 +546,7 @@ async def test_a_target_says_what_its_sessions_and_its_model_do(target_model: Ru
 
 async def test_a_port_for_metrics_is_free_checked_and_on_the_services_own_address_only(target_model: RunningModel):
     async with Server(TARGET, TargetService(target_model), MEASURED) as server:
-        host, _, port = json.loads(server.ready_line())["metrics"].rpartition(":")
+        host, _, port = server.ready()["metrics"].rpartition(":")
         assert host == "127.0.0.1"
         with pytest.raises(OSError, match="refused"):
             await asyncio.to_thread(read, f"127.0.0.2:{port}")
@@ -555,4 +554,4 @@ async def test_a_port_for_metrics_is_free_checked_and_on_the_services_own_addres
         with pytest.raises(CannotListen, match=r"cannot listen on .*--metrics-port"):
             await Server(TARGET, TargetService(target_model), taken).start()
     async with Server(TARGET, TargetService(target_model), Listening(grace_seconds=0)) as server:
-        assert "metrics" not in server.ready_line()
+        assert "metrics" not in server.ready()

@@ -10,31 +10,25 @@ import numpy as np
 
 from crossdraft.audit.endpoint import CannotBeAudited, Endpoint, Place, Reply
 from crossdraft.audit.statistics import Draw, LawTest, Power, chi_square, holm, missing, power_of, temperature
+from crossdraft.config.commands import AuditSizes
 
 OK, FAULT, NOT_CHECKED = "ok", "FAULT", "not checked"
 CONTEXTS = 4  # first tokens of each prompt, the most frequent ones, after which the second token is tested
 
 
 @dataclass(frozen=True)
-class AuditPlan:
+class AuditPlan(AuditSizes):
     """What is asked, all of it fixed before the first answer."""
 
     prompts: tuple[str, ...]
-    greedy: int  # prompts whose greedy texts are examined
-    greedy_tokens: int  # of each of them, at most
-    sampled: int  # prompts whose distributions are tested
-    samples: int  # of each of them
-    tokens: int  # of each sample, at most
-    tolerance: float  # nats between log-probabilities that count as equal
-    level: float  # probability of a false alarm in all tests of distributions together
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
         largest = max(self.greedy, self.sampled)
         if largest > len(self.prompts):
             raise ValueError(f"{largest} prompts are to be used and there are {len(self.prompts)}: give --prompts FILE")
-        if not 0 < self.level < 1 or not self.tolerance >= 0:
-            raise ValueError("--level must be between 0 and 1, and --tolerance at least 0")
+        if not 0 < self.level < 1:
+            raise ValueError(f"--level must be between 0 and 1, got {self.level}")
         if not self.greedy and not (self.sampled and self.samples):
             raise ValueError("nothing is checked: --greedy, and --sampled or --samples are 0")
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crossdraft.cli.generate import named
 from crossdraft.cli.measuring import Columns, Table, print_table
 from crossdraft.cli.processes import Wanted, base_url, http_server, running, threads_each
 from crossdraft.cli.prompts import texts_of
@@ -26,8 +25,8 @@ from crossdraft.cli.running import (
     write_text,
 )
 from crossdraft.client.api import software
-from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference
-from crossdraft.config.fields import bare_key
+from crossdraft.config.commands import AuditedEndpoint, AuditOptions, AuditReference, AuditSizes
+from crossdraft.config.fields import bare_key, part_of
 
 try:
     from crossdraft.audit.checks import NOT_CHECKED, AuditPlan, Result
@@ -71,7 +70,7 @@ def audit(endpoint: AuditedEndpoint, reference: AuditReference, options: AuditOp
         raise UsageError("--reference-url and --model are two references: give one of them")
     with checked_options():
         texts = texts_of(options.prompts)
-        plan = AuditPlan(**named(AuditPlan, vars(options) | {"prompts": texts if options.prompts else PROMPTS + texts}))
+        plan = AuditPlan(texts if options.prompts else PROMPTS + texts, **vars(part_of(AuditSizes, options)))
     try:
         run_to_end(run(plan, endpoint, reference, options), STARTS_PROCESSES)
     except CannotBeAudited as error:

@@ -5,7 +5,6 @@ not fit another one or the model, and CommandFailed if the model cannot be run o
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -433,8 +432,8 @@ class HttpAndGrpc(Serving):
     http: "HttpServer"
     grpc: GenerationServer
 
-    def ready_line(self) -> str:
-        return json.dumps(json.loads(self.http.ready_line()) | {"grpc": self.grpc.address})
+    def ready(self) -> dict[str, object]:
+        return self.http.ready() | {"grpc": self.grpc.address}
 
     async def start(self) -> None:
         """Starts both; if one cannot listen, drains the other one."""

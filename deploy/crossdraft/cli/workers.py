@@ -57,9 +57,9 @@ class Workers(Serving):
         self._workers: list[Worker] = []
         self._keeping: list[asyncio.Task[NoReturn]] = []
 
-    def ready_line(self) -> str:
+    def ready(self) -> dict[str, object]:
         """The first worker's, and the ids of all their processes."""
-        return json.dumps(self._workers[0].ready | self.marks | {"workers": [one.process.pid for one in self._workers]})
+        return self._workers[0].ready | self.marks | {"workers": [one.process.pid for one in self._workers]}
 
     async def start(self) -> None:
         """Starts all. Raises CannotListen; CommandFailed: a worker ended before it was ready."""

@@ -1,7 +1,6 @@
 """The service crossdraft.v1.Generation in front of a `Backend`."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -207,6 +206,6 @@ class GenerationServer(Serving):
             await asyncio.sleep(REPORT_INTERVAL)
             await self._endpoint.report(any(model.there for model in await self._backend.models()))
 
-    def ready_line(self) -> str:
-        line = {"ready": True, "role": "generation", "address": self.address, "models": self._models}
-        return json.dumps(line | self.marks | ({"metrics": self.metrics} if self.metrics else {}))
+    def ready(self) -> dict[str, object]:
+        told = {"role": "generation", "address": self.address, "models": self._models}
+        return told | self.marks | ({"metrics": self.metrics} if self.metrics else {})

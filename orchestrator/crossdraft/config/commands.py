@@ -93,17 +93,23 @@ class AuditReference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditOptions:
-    """What an audit asks; the first fields are those of `audit.checks.AuditPlan`."""
+class AuditSizes:
+    """How much an audit asks, and what counts as a fault."""
 
-    prompts: Path | None = option(None, "JSON lines (`text`, `turns`, `messages`); by default bundled.", metavar="FILE")
     greedy: int = option(12, "Prompts that are completed greedily.", min=0)
     greedy_tokens: int = option(48, "Max tokens of greedy texts.", min=1)
     sampled: int = option(3, "Prompts whose distributions are tested.", min=0)
     samples: int = option(1000, "Samples of each of these prompts.", min=0)
     tokens: int = option(4, "Max tokens of a sample.", min=1)
-    tolerance: float = option(0.2, "Difference of log-probabilities, in nats, that counts as a numerical tie.")
+    tolerance: float = option(0.2, "Difference of log-probabilities, in nats, that counts as a numerical tie.", min=0)
     level: float = option(0.001, "Probability of a false alarm in all tests of distributions together.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(AuditSizes):
+    """What an audit asks."""
+
+    prompts: Path | None = option(None, "JSON lines (`text`, `turns`, `messages`); by default bundled.", metavar="FILE")
     choices: int = option(16, "Samples of one request (`n`), if the server allows several.", min=1)
     concurrency: int = option(4, "Max requests at once.", min=1)
     timeout: float = option(120.0, "Seconds to wait for a reply.", min=0.001)

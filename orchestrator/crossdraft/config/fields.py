@@ -118,11 +118,8 @@ def written(number: float) -> str:
 
 class Checked:
     """A dataclass whose options have values of their types, in their ranges, and go together, as each of its classes
-    says with a method `_fault`; its text is empty if they do.
-
-    Raises:
-        ValueError: they do not; the text says what to change.
-    """
+    says with a method `_fault`; its text is empty if they do. Raises ValueError: they do not; the text says what to
+    change."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -98,11 +98,8 @@ def _bad_word_ids(word: str, tokenization: Tokenization) -> Iterator[tuple[int, 
 
 def prompts_of(request: GenerationRequest, models: Models) -> Prompts:
     """Encode the prompt for both models. Takes as long as it is large, unless it cannot fit: call it in a thread.
-
-    Raises:
-        RequestError: it has no token, an id that the target does not have, or a chat that its template refuses.
-        PromptTooLongError: it leaves no room in the target's context; a text that cannot fit is not tokenized.
-    """
+    Raises RequestError: it has no token, an id that the target does not have, or a chat that its template refuses;
+    PromptTooLongError: it leaves no room in the target's context; a text that cannot fit is not tokenized."""
     request = with_defaults(request, models.target.defaults)
     prompt, whole = request.prompt, request.truncate_prompt_tokens is None
     if isinstance(prompt, tuple) and whole:

@@ -71,9 +71,7 @@ class Context:
         """The output becomes what it was up to `offset`, then `letters`.
 
         Its own tokens are kept up to there; letters are tokenized together with the word that they may go on with.
-
-        Raises:
-            ProtocolBroken: there are fewer than `offset` letters.
+        Raises ProtocolBroken: there are fewer than `offset` letters.
         """
         if offset > self.offset:
             raise ProtocolBroken(f"cannot rewind to letter {offset}: the output has {self.offset}")
@@ -90,11 +88,8 @@ class Context:
         self._go_on(self._end_of(whole))
 
     def fit(self, count: int) -> bool:
-        """Makes room for `count` more tokens, by forgetting the oldest text if need be; whether it did.
-
-        Raises:
-            NoRoomError: nothing would be left.
-        """
+        """Makes room for `count` more tokens, by forgetting the oldest text if need be; whether it did. Raises
+        NoRoomError: nothing would be left."""
         room = self.capacity + 1 - count  # the last one drawn is not fed
         full = len(self._head) + len(self._tokens) > room
         if full:

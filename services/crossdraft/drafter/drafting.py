@@ -116,11 +116,8 @@ class FinishedBranches:
             del self._branches[next(iter(self._branches))]
 
     def adopt(self, request: Draft, context: Context) -> OpenBranch | None:
-        """The branch that a new epoch begins with, if it adopts one; all are forgotten.
-
-        Raises:
-            ProtocolBroken: there is no such branch (any more), or the epoch's text is not that of the branch.
-        """
+        """The branch that a new epoch begins with, if it adopts one; all are forgotten. Raises ProtocolBroken: there is
+        no such branch (any more), or the epoch's text is not that of the branch."""
         adopted = self._branches.get(request.adopt)
         self._branches = {}
         if not request.adopt:

@@ -39,10 +39,7 @@ Asked = tuple[Logits, SamplingOptions, Clocks, Sequence[Moment], bool, int, Colu
 
 class DrawSource(ABC):
     """What draft tokens are drawn from, with the noise of the vocabulary whose ids they use; None: all may be drawn.
-
-    Raises:
-        BadRequest: the grammar cannot be compiled.
-    """
+    Raises BadRequest: the grammar cannot be compiled."""
 
     whose: Whose  # whose ids the draft tokens use
     has_paths = False  # whether several tokens may be drawn without a look at the text between them
@@ -76,10 +73,7 @@ class DrawSource(ABC):
 
     def masked(self, logits: Logits, masks: "Future[Bits] | None") -> Logits:
         """The rows (n, V) with their masks, but where a mask leaves no id that may be used: any draft is refused there.
-
-        Raises:
-            NoRoomError: the grammar has exceeded a limit.
-        """
+        Raises NoRoomError: the grammar has exceeded a limit."""
         if masks is None or not len(logits):
             return logits
         try:

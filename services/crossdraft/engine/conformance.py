@@ -125,11 +125,8 @@ def _branches(text: Ids) -> TokenTree:
 def conformance(model: PreTrainedModel, max_length: int | None = None) -> Conformance:
     """Compares an engine of the model with the model's own forward. The model can only be used by engines afterwards.
 
-    Its linear layers are packed first where they can be, as those of services are.
-
-    Raises:
-        UnsupportedModelError: the engine refuses it; the text says why.
-        ValueError: `max_length` does not fit the model's context.
+    Its linear layers are packed first where they can be, as those of services are. Raises UnsupportedModelError: the
+    engine refuses it, and says why; ValueError: `max_length` does not fit the model's context.
     """
     context, vocabulary = length_of(model, max_length), len(embedding_weight(model))
     windows: tuple[Window | None, ...] = ()

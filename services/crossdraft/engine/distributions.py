@@ -80,10 +80,7 @@ class LogitsProcessor:
     """What the options of a session do to its logits before temperature: biases, penalties and bans.
 
     Whatever grows with a request is made once, on the logits' device: making it takes as long as the options are large.
-    The prompt is for the repetition penalty.
-
-    Raises:
-        ValueError: an id is outside the vocabulary.
+    The prompt is for the repetition penalty. Raises ValueError: an id is outside the vocabulary.
     """
 
     def __init__(self, options: SamplingOptions, size: int, device: torch.device, prompt: tuple[int, ...] = ()) -> None:
@@ -202,10 +199,7 @@ def logits_of(parts: Sequence[Nodes]) -> Tensor:
 def distributions(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     """What a token is drawn from at nodes of several trees of one kind: float64 (n, V), rows sum to one.
 
-    `logits` as in `scores`.
-
-    Raises:
-        ValueError: the history is missing.
+    `logits` as in `scores`. Raises ValueError: the history is missing.
     """
     found = scores(parts, logits)
     sizes = [part.logits.shape[0] for part in parts]

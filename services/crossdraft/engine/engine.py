@@ -88,11 +88,8 @@ class Engine:
     """A causal language model with a KV cache for many sessions. For one thread at a time.
 
     The model's attention is replaced by the engine's own; plain calls still work where scores have neither soft cap nor
-    sinks.
-
-    Raises:
-        ValueError: the budget does not hold one session, or `max_length` does not fit the model's context.
-        UnsupportedModelError: the model cannot be run correctly this way.
+    sinks. Raises ValueError: the budget does not hold one session, or `max_length` does not fit the model's context;
+    UnsupportedModelError: the model cannot be run correctly this way.
     """
 
     unbatched = ""  # why sessions run one after another and share no prefixes, where they do
@@ -180,12 +177,9 @@ class Engine:
         self._cache.populate(BUDGET if shared else None)
 
     def check(self, request: ForwardRequest) -> None:
-        """Raises what `forward` would raise for this request; changes nothing.
-
-        Raises:
-            ContextOverflowError: context and tree are longer than `max_length`, or the tree is too large for a window.
-            ValueError: no committed token, an id outside the vocabulary, or a row that does not exist.
-        """
+        """Raises what `forward` would raise for this request; changes nothing. Raises ContextOverflowError: context and
+        tree are longer than `max_length`, or the tree is too large for a window; ValueError: no committed token, an id
+        outside the vocabulary, or a row that does not exist."""
         request.check(self.max_length)
         if self._windowed and not self._manager.could_ever_allocate(request):
             raise ContextOverflowError(f"a tree of {len(request.tree)} nodes does not fit beside the model's window")
@@ -237,11 +231,8 @@ class Engine:
         """A target's hidden states after so many tokens of a session's text: for engines that read them."""
 
     def forward(self, requests: Sequence[ForwardRequest]) -> list[Tensor]:
-        """Logits of all requests, in as many steps as needed, where no model thread schedules them.
-
-        Raises:
-            ContextOverflowError, ValueError: as `check`, before anything is changed; or there are too few free slots.
-        """
+        """Logits of all requests, in as many steps as needed, where no model thread schedules them. Raises
+        ContextOverflowError, ValueError: as `check`, before anything is changed; or there are too few free slots."""
         for request in requests:
             self.check(request)
         results: list[Tensor | None] = [None] * len(requests)

@@ -110,12 +110,9 @@ class LoadOptions(ModelSettings, TargetOptions, DrafterOptions):
 
 
 def load_model(options: LoadOptions) -> LoadedModel:
-    """Loads weights (safetensors only) and tokenizer.
-
-    Raises:
-        ModelLoadError: an option or a file does not fit this model or machine, or the head cannot be cut.
-        FrequenciesError: the frequencies or the number of ids to keep do not fit.
-    """
+    """Loads weights (safetensors only) and tokenizer. Raises ModelLoadError: an option or a file does not fit this
+    model or machine, or the head cannot be cut; FrequenciesError: the frequencies or the number of ids to keep do not
+    fit."""
     name, quantization, adapter = options.name, options.quantization, options.adapter
     if options.dtype not in ("auto", *DTYPES):
         raise ModelLoadError(f"dtype {options.dtype!r} is unknown: use auto, {', '.join(DTYPES)}")
@@ -164,10 +161,8 @@ def load_model(options: LoadOptions) -> LoadedModel:
 def sampling_defaults(own: Mapping[str, Any], options: LoadOptions) -> SamplingDefaults:
     """The defaults of requests, by what was read of a generation_config.json.
 
-    As in vLLM `max_new_tokens` is a limit of all outputs, too, unless it is from the model's own file.
-
-    Raises:
-        ValueError: a value is of a wrong type or out of its range.
+    As in vLLM `max_new_tokens` is a limit of all outputs, too, unless it is from the model's own file. Raises
+    ValueError: a value is of a wrong type or out of its range.
     """
     override = options.settings
     settings = {**own, **override}
@@ -346,11 +341,8 @@ def _check_whole(found: Mapping[str, Collection[Any]], quantized: bool) -> None:
 
 
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model with a LoRA adapter added to its weights; it is changed.
-
-    Raises:
-        ModelLoadError: PEFT is not installed, or there is no adapter for this model, as .safetensors.
-    """
+    """The model with a LoRA adapter added to its weights; it is changed. Raises ModelLoadError: PEFT is not installed,
+    or there is no adapter for this model, as .safetensors."""
     try:
         from peft import PeftModel
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -377,10 +369,7 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 def quantize(model: PreTrainedModel) -> None:
     """Makes the weights of a model's linear layers 8-bit integers with a scale for each row, those of its head apart.
-
-    Raises:
-        ModelLoadError: torchao is not installed.
-    """
+    Raises ModelLoadError: torchao is not installed."""
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ModuleNotFoundError as error:
@@ -428,10 +417,8 @@ def cut_head(model: PreTrainedModel, kept: Ids, room: int = 0) -> None:
 
     With room for so many of the last ids to be replaced it is a FollowingHead.
 
-    Input embeddings stay whole, also where they were tied to the head.
-
-    Raises:
-        ModelLoadError: the head is not a plain linear layer, or cannot be replaced.
+    Input embeddings stay whole, also where they were tied to the head. Raises ModelLoadError: the head is not a plain
+    linear layer, or cannot be replaced.
     """
     head: nn.Module | None = model.get_output_embeddings()
     if type(head) is not nn.Linear:

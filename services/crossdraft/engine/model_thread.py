@@ -201,10 +201,7 @@ class ModelThread:
         before its next step.
 
         The loop calls `working` about every WORKING_SECONDS in which steps are made while the job waits for its own,
-        such as those of a long prompt.
-
-        Raises:
-            ModelThreadClosedError: `close` was called before.
+        such as those of a long prompt. Raises ModelThreadClosedError: `close` was called before.
         """
         running = RunningJob(job, asyncio.get_running_loop(), self._clock(), self._outbox)
         running.working = working

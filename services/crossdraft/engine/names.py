@@ -35,11 +35,8 @@ def check_laboratory(what: str) -> None:
 
 
 def laboratory(module: str, what: str) -> Any:
-    """A module of the laboratory, which the product does not import. `what` is the one who needs it.
-
-    Raises:
-        ModelLoadError: it is not installed.
-    """
+    """A module of the laboratory, which the product does not import. `what` is the one who needs it. Raises
+    ModelLoadError: it is not installed."""
     check_laboratory(what)
     return import_module(f"{LABORATORY}.{module}")
 
@@ -57,11 +54,8 @@ def check_name(name: str) -> None:
 
 
 def source_of(name: str) -> str:
-    """The folder or hub id that a name means; of a model that is inflated, that of the original.
-
-    Raises:
-        ModelLoadError: there is no such bundled model or folder.
-    """
+    """The folder or hub id that a name means; of a model that is inflated, that of the original. Raises ModelLoadError:
+    there is no such bundled model or folder."""
     if name.startswith(INFLATED_PREFIX):
         return source_of(name.removeprefix(INFLATED_PREFIX).partition(":")[2])
     if name.startswith(RANDOM_PREFIX):

@@ -387,11 +387,8 @@ class StandingTrees:
 
 
 def rows_of(found: Probabilities) -> list[list[TopRow]]:
-    """The rows of each tree, of `StandingTrees.found`, (levels, trees, width, 3 + 2 * width), which was fetched.
-
-    Raises:
-        ValueError: logits are not finite.
-    """
+    """The rows of each tree, of `StandingTrees.found`, (levels, trees, width, 3 + 2 * width), which was fetched. Raises
+    ValueError: logits are not finite."""
     width = found.shape[2]
     if not (found[found[..., 0] < np.inf][:, 3] < np.inf).all():
         raise ValueError(NOT_FINITE)

@@ -58,12 +58,8 @@ class ForwardRequest:
         return TokenTree((*tree.tokens, *tokens), (*tree.parents, parent, *range(first, first + len(tokens) - 1)))
 
     def check(self, max_length: int) -> None:
-        """Refuses sizes and rows that cannot be computed.
-
-        Raises:
-            ContextOverflowError: context and tree are longer than `max_length`.
-            ValueError: no committed token, or a row that does not exist.
-        """
+        """Refuses sizes and rows that cannot be computed. Raises ContextOverflowError: context and tree are longer than
+        `max_length`; ValueError: no committed token, or a row that does not exist."""
         nodes = len(self.tree.tokens)
         if self.size > max_length:
             raise ContextOverflowError(f"{self.size} tokens (tree of {nodes + self.more} included) exceed {max_length}")

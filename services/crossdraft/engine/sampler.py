@@ -232,11 +232,8 @@ class SamplerRequest(ABC, Generic[R]):
 
     @abstractmethod
     def launch(self, requests: Sequence[Self]) -> Fetching[Sequence[R]]:
-        """The results of requests of one kind, this one among them: asks for tensors on the host once.
-
-        Raises:
-            ValueError: one of them has no result: its logits are not finite, or nothing is allowed.
-        """
+        """The results of requests of one kind, this one among them: asks for tensors on the host once. Raises
+        ValueError: one of them has no result: its logits are not finite, or nothing is allowed."""
 
 
 SamplerSteps = Generator[SamplerRequest[Any], Any, T]
@@ -620,10 +617,7 @@ def draws_of(
     tokens: Ids, weights: Probabilities, places: Sequence[Probabilities], allowed: Columns | None, clocks: Clocks
 ) -> list[Draw]:
     """What was drawn of each row, ids (n,), of what was fetched: weights and their places, or whether it was possible.
-
-    Raises:
-        ValueError: logits are not finite.
-    """
+    Raises ValueError: logits are not finite."""
     if not (weights[:, 0] > 0).all():
         raise ValueError(NOT_FINITE)
     if not places:

@@ -133,11 +133,8 @@ class RunningModel:
 
     @staticmethod
     def of(loaded: LoadedModel, side: Side, options: ModelOptions) -> "RunningModel":
-        """Starts a loaded model in a thread; it is changed, and only the engine may use it from here on.
-
-        Raises:
-            ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model.
-        """
+        """Starts a loaded model in a thread; it is changed, and only the engine may use it from here on. Raises
+        ValueError: the budget does not hold one session, or the engine or the text layer cannot run this model."""
         about = loaded.description
         tokenization, head = tokenization_of(about, side), loaded.model.get_output_embeddings()
         pack(loaded.model)

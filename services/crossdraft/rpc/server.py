@@ -38,8 +38,8 @@ class Serving(ABC):
     """What serves while an `async with` block runs."""
 
     @abstractmethod
-    def ready_line(self) -> str:
-        """One line of JSON: what is served, and where."""
+    def ready(self) -> dict[str, object]:
+        """For the ready line: what is served, and where."""
 
     @abstractmethod
     async def start(self) -> object:
@@ -273,10 +273,10 @@ class Server(Serving, Generic[Opening, Ask, Answer]):
             await self.service.close()
             self._lag.stop()
 
-    def ready_line(self) -> str:
+    def ready(self) -> dict[str, object]:
         about = self.service.description
         told = {"address": self.address, "model": about.model, "fingerprint": about.fingerprint}
-        return json.dumps({"ready": True, "role": self._role.name, **told, **self._marks})
+        return {"role": self._role.name, **told, **self._marks}
 
 
 async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
@@ -286,7 +286,7 @@ async def serve(server: Serving, output: TextIO = sys.stdout) -> None:
     async def serving() -> None:
         async with server:
             freeze_heap()
-            print(server.ready_line(), file=output, flush=True)
+            print(json.dumps({"ready": True, **server.ready()}), file=output, flush=True)
             await asyncio.Event().wait()
 
     await until_signalled(serving(), always=(signal.SIGINT, signal.SIGTERM))  # a shell's background ignores SIGINT

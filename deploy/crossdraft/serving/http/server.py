@@ -1,7 +1,6 @@
 """The HTTP server: listening, TLS whose files may be replaced, a ready line, and draining."""
 
 import asyncio
-import json
 import logging
 import socket
 import ssl
@@ -165,8 +164,8 @@ class HttpServer(Serving):
                 await self._task
                 raise
 
-    def ready_line(self) -> str:
-        return json.dumps({"ready": True, "role": "http", "address": self.address, **self.marks})
+    def ready(self) -> dict[str, object]:
+        return {"role": "http", "address": self.address, **self.marks}
 
 
 def _bound(listening: Listening) -> socket.socket:
