@@ -21,6 +21,7 @@ from rich.table import Table
 
 from crossdraft.config.commands import RequestOptions
 from crossdraft.config.fields import OptionError
+from crossdraft.config.service import LogLevel
 
 WIDEST = 10_000  # columns of a table in a file or pipe
 # Prompts for commands that are given none: beginnings of code and prose, of no file that was trained on.
@@ -70,6 +71,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
     """Runs `work`, by STARTS_PROCESSES if it does so beside open channels. A signal cancels it, and it cleans up."""
     from crossdraft.rpc.errors import ServiceError  # these import grpc and numpy, which `--help` does without
     from crossdraft.rpc.event_loop import until_signalled
+    from crossdraft.serving.logs import logged
     from crossdraft.types.request import RequestError
 
     async def whole() -> None:
@@ -77,26 +79,13 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
             raise Interrupted(number)
 
     try:
-        with warnings_shown():
+        with logged(level=LogLevel.WARNING):
+            logging.getLogger("crossdraft.engine.served_model").setLevel(logging.INFO)  # it says which models load
             run(whole())
     except RequestError as error:
         raise UsageError(as_typed(error)) from error
     except ServiceError as error:
         raise CommandFailed(str(error)) from error
-
-
-@contextmanager
-def warnings_shown() -> Iterator[None]:
-    """Warnings of all packages, and which models load, go to stderr, in the form of this command's own messages."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("crossdraft: %(message)s"))
-    logger = logging.getLogger("crossdraft")
-    logger.addHandler(handler)
-    logging.getLogger("crossdraft.engine.served_model").setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 def interruptible() -> None:
