@@ -421,9 +421,8 @@ async def test_no_output_goes_on_with_other_weights(target_model: RunningModel, 
 async def test_drafters_of_one_vocabulary_may_have_other_weights(target, drafter, drafter_folder, tmp_path):
     rewritten(copytree(drafter_folder, tmp_path / "tuned"), lambda all: all | {HEAD: all[HEAD] * 1.5})
     loaded = load_model(LoadOptions(str(tmp_path / "tuned")))
-    model = RunningModel.of(loaded, Side.DRAFTER, ModelOptions("", cache_mib=1))
     async with (
-        served(DrafterService(model), DRAFTER) as other,
+        served(DrafterService(RunningModel.of(loaded, Side.DRAFTER, ModelOptions("", cache_mib=1))), DRAFTER) as other,
         connect(target.address, [drafter.address, other.address], needs_drafter=True) as pipeline,
     ):
         assert len(pipeline._connected.services.drafters) == 2

@@ -371,6 +371,5 @@ async def test_affinity_files_are_checked_before_serving(drafter_folder: Path, t
     ):
         with pytest.raises(ValueError, match=complaint):
             await drafter_server(replace(model, affinity=path), AT_ONCE)
-    serving = await drafter_server(replace(model, affinity=good), AT_ONCE)
-    async with serving as server, DrafterClient(server.address) as one:
+    async with await drafter_server(replace(model, affinity=good), AT_ONCE) as it, DrafterClient(it.address) as one:
         assert (await one.describe()).affinity == SPREADING.target

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -79,7 +79,7 @@ async def serving(names: Sequence[str], affine: Sequence[str]) -> AsyncIterator[
         servers = {NGRAM: ngram_server(NgramOptions(), AT_ONCE)} if NGRAM in names else {}
         for name in set(names) - {NGRAM}:
             affinity = affinities(name, folder) if name in affine else None
-            servers[name] = await drafter_server(replace(model(name), affinity=affinity), AT_ONCE)
+            servers[name] = await drafter_server(model(name, affinity=affinity), AT_ONCE)
         drafters = {name: (await started.enter_async_context(server)).address for name, server in servers.items()}
         yield Stack(target.address, drafters, started)
 
@@ -98,8 +98,8 @@ def affinities(drafter: str, folder: Path) -> Path:
     return path
 
 
-def model(name: str, emulation: Emulation | None = None) -> ModelOptions:
-    return ModelOptions(f"bundled:{name}", cache_mib=BUDGET, threads=1, emulation=emulation)
+def model(name: str, emulation: Emulation | None = None, affinity: Path | None = None) -> ModelOptions:
+    return ModelOptions(f"bundled:{name}", cache_mib=BUDGET, threads=1, emulation=emulation, affinity=affinity)
 
 
 def statistics(generation: Generation) -> Statistics:

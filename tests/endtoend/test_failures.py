@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,9 +138,8 @@ async def test_a_target_that_is_killed_is_replaced_by_another_and_then_a_drafter
 async def test_services_of_this_process_that_end_in_the_middle(port: int | None) -> None:
     """First the drafter, then the target, whose outputs have nobody else."""
     listening = Listening(port=port, grace_seconds=0)
-    paced = (model(TARGET, Emulation(Pace(15, 0))), listening)
     async with (
-        serving(paced, (model("drafter-a"), listening)) as servers,
+        serving((model(TARGET, Emulation(Pace(15, 0))), listening), (model("drafter-a"), listening)) as servers,
         connect(*(server.address for server in servers.values()), Patience(target_seconds=3)) as pipeline,
     ):
         await pipeline.drafter_known()
@@ -201,7 +199,7 @@ async def test_models_end_if_they_cannot_serve_together(fault: str, port: int | 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         drafter = {
             "no model": (model("no-such-model"), listening),
-            "no affinity": (replace(model("drafter-b"), affinity=tmp_path / "none"), listening),
+            "no affinity": (model("drafter-b", affinity=tmp_path / "none"), listening),
             "no port": (model("drafter-b"), Listening(port=taken.getsockname()[1])),
             "other states": (model("drafter-eagle"), listening),  # it reads those of another target
         }[fault]

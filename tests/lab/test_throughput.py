@@ -81,8 +81,7 @@ def test_models_on_a_cpu_are_bound_to_cores_and_warmed_up_with_a_few_outputs() -
     for model, mib in ((target[0], 8192), (drafter[0], 1024)):
         assert (model.device, model.graph_sizes, model.budget, model.threads) == ("cuda:0", (1, 8), mib, 1)
     assert (other[0].enable_prefix_caching, other[0].quantization, helping[0].quantization) == (False, "int8", None)
-    assert other[1].sessions.max_sessions == 2400
-    assert (other[1].port, helping[1].port) == (None, None)
+    assert (other[1].sessions.max_sessions, other[1].port, helping[1].port) == (2400, None, None)
     for one in (there, here):
         assert ("thread is on the first" in one.conditions) == (one is here)
 
