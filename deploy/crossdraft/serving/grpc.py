@@ -207,5 +207,5 @@ class GenerationServer(Serving):
             await self._endpoint.report(any(model.there for model in await self._backend.models()))
 
     def ready(self) -> dict[str, object]:
-        told = {"role": "generation", "address": self.address, "models": self._models}
-        return told | self.marks | ({"metrics": self.metrics} if self.metrics else {})
+        metrics = {"metrics": self.metrics} if self.metrics else {}
+        return {"role": "generation", "address": self.address, "models": self._models, **self.marks, **metrics}
