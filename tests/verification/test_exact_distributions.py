@@ -223,19 +223,18 @@ def test_a_tree_saves_passes(method: Method) -> None:
 def test_trees_whose_further_draws_are_wrong(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
     """The enumeration notices draws from another distribution, and draws that are dropped."""
 
-    def likeliest(_: Chooser) -> walks.Walk:
+    def likeliest(_: Chooser, known: bool) -> walks.Walk:
         while (row := (yield walks.NeedRow(known=True))) is not None:
             yield walks.Emit(int(row.ids[row.probabilities.argmax()]), Kind.BONUS)
 
-    def choosy(chooser: Chooser) -> walks.Walk:
+    def choosy(chooser: Chooser, known: bool) -> walks.Walk:
         """Drops its draw of the first token, and leaves the place to the next round."""
         row = yield walks.NeedRow(known=True)
         if isinstance(row, Row) and (token := (yield from walks.draw_residual(chooser, row, None))):
             yield walks.Emit(token, Kind.BONUS)
 
     for broken in (likeliest, choosy):
-        for module in (rejection, coupling):
-            monkeypatch.setattr(module, "beyond_refusal", broken)
+        monkeypatch.setattr(walks, "undrafted", broken)
         assert toys.bias(toys.Setup(toys.SAME, method, 2, 3, nodes=12, ignore_end=True)) > 0.005, broken
 
 

@@ -83,7 +83,7 @@ def plain_at_the_end(ground: Ground) -> Walk:
         answer = yield step
         step = walk.send(answer)
         if answer is None and isinstance(step, NeedRow) and step.whole:  # no piece was refused
-            yield from undrafted(ground)
+            yield from undrafted(ground.chooser)
 
 
 @pytest.mark.parametrize("toy", PAIRS, ids=lambda toy: toy.name)

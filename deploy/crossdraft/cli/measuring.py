@@ -35,7 +35,7 @@ class Setting:
 
     def requests(self, prompts: Sequence[str], max_tokens: int) -> list[GenerationRequest]:
         """One request a prompt, with the same noise in every run. Raises ValueError: a value is out of its range."""
-        seed = SEED if method_named(self.method).seedable else None
+        seed = SEED if method_named(self.method).samples else None
         return [
             GenerationRequest(
                 text,

@@ -264,7 +264,7 @@ def resumable(request: OutputRequest) -> OutputRequest:
     being decided. Where no seed is named, it comes from the request's id, so that the same id gets the same text again.
     """
     generation = request.generation
-    if generation.greedy or not (generation.method is None or method_named(generation.method).seedable):
+    if generation.greedy or not (generation.method is None or method_named(generation.method).samples):
         return request
     seed = seed_of(request.id) if generation.seed is None else generation.seed
     return replace(request, generation=replace(generation, method=generation.method or SEEDED.name, seed=seed))

@@ -317,7 +317,7 @@ class LoadTest(Benchmark[LoadPlan, LoadRun]):
     def requests(self, count: int) -> Iterator[Body]:
         """The prompts take turns, and seeds follow the first one, if a method is named that takes one."""
         plan = self.plan
-        seeded = plan.method is not None and plan.temperature > 0 and method_named(plan.method).seedable
+        seeded = plan.method is not None and plan.temperature > 0 and method_named(plan.method).samples
         for number in range(count):
             seed = {"seed": plan.seed + number} if seeded else {}
             yield {**self.like, **self.prompts[number % len(self.prompts)], **seed}

@@ -15,7 +15,7 @@ from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.walk import Method
 
 # Methods whose output has the target's distribution even if a drafter lies about the rows that it drew from.
-SAFE = tuple(method.name for method in METHODS.values() if not method.trusting)
+SAFE = tuple(method.name for method in METHODS.values() if method.samples)
 
 
 def tokenization_of(description: Description, side: Side) -> Tokenization:
@@ -155,7 +155,7 @@ def requested_method(request: GenerationRequest, models: Models | None = None) -
             f"{name} drafts chains; use another method, or leave tree_nodes out",
         ),
         (
-            seeded and not method.seedable,
+            seeded and not method.samples,
             f"the output of {name} depends on timing, so a seed would not repeat it; "
             "use the method 'seeded', or leave the seed out",
         ),
@@ -169,7 +169,7 @@ def fault_of_pair(method: Method, models: Models) -> str:
     """Why a method cannot run on a pair, as the end of a sentence; empty if it can, or there is no drafter."""
     if models.drafter is None or models.pair is None:
         return ""
-    if models.drafter.copies and (method.shared_only or method.same_vocabulary or method.redistributed):
+    if models.drafter.copies and (method.shared_only or method.same_vocabulary):
         return (
             "needs a draft model, and this drafter copies bytes of the text, with certainty; "
             "use 'slem', 'seeded' or another method that takes any token"
@@ -197,7 +197,7 @@ def without_trust(request: GenerationRequest) -> GenerationRequest:
     if method is None:
         default = default_method(request.options.temperature, seeded=True, same_vocabulary=False)
         return replace(request, method=default.name)
-    if method.trusting:
+    if not method.samples:
         raise RequestError(
             f"with method {method.name!r} a drafter that lies about the distributions that it drew from changes the "
             f"output, and this drafter is not trusted; use {' or '.join(map(repr, SAFE))}, or leave the method out",

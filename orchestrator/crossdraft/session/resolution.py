@@ -349,7 +349,7 @@ def _open_drafter(
 ) -> OpenDrafter | None:
     if models.pair is None or not request.max_tokens:
         return None
-    allowed = models.pair.shared_drafter_ids if method.shared_only or method.redistributed else None
+    allowed = models.pair.shared_drafter_ids if method.shared_only else None
     if allowed is not None and not len(allowed):
         return None  # T∩D is empty: nothing could be proposed
     temperature, options = request.drafter_temperature, request.options.of_drafter

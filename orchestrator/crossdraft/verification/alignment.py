@@ -37,12 +37,12 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification.walk import (
     Emit,
     Ground,
-    Refused,
     Steps,
     Walk,
     draft_token_letters,
     draw_residual,
     next_draft_token,
+    replaced,
     row_of,
     target_row,
     undrafted,
@@ -108,12 +108,12 @@ def walk(ground: Ground) -> Walk:
     for token, chance in _proxies(ground, draft_tokens):
         row = yield from target_row(listed=np.array([token]), judging=True)
         if not ground.chooser.bernoulli(row.probability(token) / chance):  # min(1, p(tj)/q(tj))
-            yield Emit((yield from draw_residual(ground.chooser, row, None)), Kind.CORRECTED)
-            yield Refused(offset)
+            token = yield from draw_residual(ground.chooser, row, None)
+            yield from replaced(ground.chooser, token, offset)
             return
         yield Emit(token, Kind.ACCEPTED)
         offset += len(ground.pair.target.letters[token])
-    yield from undrafted(ground)
+    yield from undrafted(ground.chooser)
 
 
 def _whole_draft() -> Steps[list[DraftToken]]:

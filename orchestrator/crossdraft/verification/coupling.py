@@ -1,4 +1,4 @@
-"""`coupled`: rejection sampling on text, for any two vocabularies.
+"""`coupled`: rejection sampling on text, for any two vocabularies, by draft tokens of the drafter's own.
 
 Target and draft reveal themselves event by event: first whether both tokens are the same, then letter by letter, with
 END for the end of a token. Let P and Q be the distributions of target and draft over the next event, given all that is
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from crossdraft.text.letters import END, EVENTS, Codes, Spelling
 from crossdraft.text.pairs import Pair
-from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, Whose, masses_of
+from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row, masses_of
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.walk import (
@@ -37,10 +37,10 @@ from crossdraft.verification.walk import (
     Refused,
     Steps,
     Walk,
-    beyond_refusal,
     draw_residual,
     draw_unlisted,
     next_draft_token,
+    replaced,
     row_of,
     target_row,
     target_support,
@@ -182,10 +182,7 @@ def _listed(ground: Ground, state: Revealed, row: Row, weights: Probabilities) -
     """The event is whether the target's token is one that the row lists, with these weights; else it is in the tail."""
     if row.tail and ground.chooser.bernoulli(row.tail / (row.tail + weights.sum())):
         token = yield from draw_unlisted(ground.chooser, row)
-        yield Emit(token, Kind.CORRECTED)
-        yield from beyond_refusal(ground.chooser)
-        yield Refused(state.offset)
-        return None
+        return (yield from replaced(ground.chooser, token, state.offset))
     target = StringDistribution.of(ground.pair.target_trie.spelling, row.ids, weights)
     return Revealed(state.offset, target, state.draft)
 
@@ -209,10 +206,7 @@ def _next_event(ground: Ground, state: Revealed, target: StringDistribution, dra
         yield Emit(token, Kind.ACCEPTED)
         return Revealed(state.offset, draft=None if agree else draft.reshaped(without(END, surplus(q, p))))
     token, _ = target.reshaped(without(END, left)).draw(ground.chooser)
-    yield Emit(token, Kind.CORRECTED)
-    yield from beyond_refusal(ground.chooser)
-    yield Refused(state.offset)
-    return None
+    return (yield from replaced(ground.chooser, token, state.offset))
 
 
 # Draft tokens: the next one is revealed, does not come in time, or lies behind committed letters.
@@ -260,8 +254,7 @@ def _catch_up(state: Revealed, draft: PartlyRevealed) -> Move:
 
 def _begun(pair: Pair, draft_token: DraftToken, weights: Probabilities | None = None) -> PartlyRevealed:
     """A draft token of which no letter is revealed, drawn by its row or by these weights at the row's ids."""
-    row = row_of(draft_token)
-    spelling = (pair.target_trie if draft_token.whose is Whose.TARGET else pair.drafter_trie).spelling
+    row, spelling = row_of(draft_token), pair.drafter_trie.spelling
     distribution = StringDistribution.of(spelling, row.ids, row.probabilities if weights is None else weights)
     return PartlyRevealed(distribution, int(spelling.starts[draft_token.token]))
 
@@ -274,12 +267,10 @@ class Identity:
 
     def __init__(self, pair: Pair, row: Row, draft_token: DraftToken) -> None:
         """The row lists all target ids that the draft token's row can stand for."""
-        draft_row = row_of(draft_token)
-        drafted = draft_token.whose is Whose.DRAFTER
-        token = pair.target_id(draft_token.token) if drafted else int(pair.names(np.array([draft_token.token]))[0])
+        token, draft_row = pair.target_id(draft_token.token), row_of(draft_token)
         self._row, self._draft_row = row, draft_row
         self._names: Ids = pair.names(row.ids)  # the token that each listed id counts as
-        self._drafted: Ids = pair.to_target_ids(draft_row.ids) if drafted else pair.names(draft_row.ids)
+        self._drafted: Ids = pair.to_target_ids(draft_row.ids)
         self._same = self._names == (-1 if token is None else token)
         self._q = 0.0 if token is None else float(draft_row.probabilities[self._drafted == token].sum())
 

@@ -12,9 +12,7 @@ UNION = Method("union", rejection.walk, (Guess.OWN,))
 RDK = Method("rdk", rejection.walk, (Guess.OWN,), shared_only=True, redistributed=True)
 COUPLED = Method("coupled", coupling.walk, (Guess.CANONICAL, Guess.OWN))
 COUPLED_SHARED = Method("coupled-shared", coupling.walk, (Guess.OWN, Guess.CANONICAL), shared_only=True)
-SLEM = Method(
-    "slem", matching.walk, (Guess.CANONICAL, Guess.OWN), samples=True, drafter_rows=False, trusting=False, seedable=True
-)
+SLEM = Method("slem", matching.walk, (Guess.CANONICAL, Guess.OWN), samples=True)
 SEEDED = replace(SLEM, name="seeded", keyed=True)
 SLRS = Method("slrs", prefixes.walk, (Guess.LONGEST,), whole_draft=True)
 TOKENTIMING = Method("tokentiming", alignment.walk, (Guess.CANONICAL,), exact=False, whole_draft=True)

@@ -46,12 +46,12 @@ from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.walk import (
     Emit,
     Ground,
-    Refused,
     Steps,
     Walk,
     draft_token_letters,
     next_draft_token,
     prefix_probabilities,
+    replaced,
     target_row,
     undrafted,
 )
@@ -138,15 +138,14 @@ def walk(ground: Ground) -> Walk:
         if piece is None or token is None:
             token = yield from _residual(ground, distribution)
             if piece is not None or not trie.extends(rest):
-                yield Emit(token, Kind.CORRECTED)
-                yield Refused(offset)
+                yield from replaced(ground.chooser, token, offset)
                 return
             yield Emit(token, Kind.BONUS)
             break
         yield Emit(token, Kind.ACCEPTED)
         distribution.accept(piece)
         rest, offset = Letters(rest[len(piece) :]), offset + len(piece)
-    yield from undrafted(ground)
+    yield from undrafted(ground.chooser)
 
 
 def _next_piece(pair: Pair, rest: Letters) -> Steps[Letters]:

@@ -49,10 +49,10 @@ from crossdraft.verification.walk import (
     Steps,
     Unreached,
     Walk,
-    beyond_refusal,
     draft_token_letters,
     draw_residual,
     next_draft_token,
+    replaced,
     residual,
     row_of,
     target_row,
@@ -84,9 +84,8 @@ def walk(ground: Ground) -> Walk:
             text.commit(letters[token])
             text.reveal(letters[token])
         if accepted < len(block.rows):
-            yield Emit((yield from draw_residual(ground.chooser, *block.rows[accepted])), Kind.CORRECTED)
-            yield from beyond_refusal(ground.chooser)
-            yield Refused(text.frontier)
+            token = yield from draw_residual(ground.chooser, *block.rows[accepted])
+            yield from replaced(ground.chooser, token, text.frontier)
             return
 
 

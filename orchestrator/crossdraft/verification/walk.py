@@ -125,15 +125,19 @@ class Method:
     walk: Callable[[Ground], Walk]
     guesses: tuple[Guess, ...]  # paths of a pass, the likeliest first
     exact: bool = True  # the output has the target's distribution
-    samples: bool = False  # the target replies with its own draws, not with rows
+    # The target replies with its own draws, not with rows: the output is a function of these, so that with a seed it is
+    # the same whatever the timing and the drafter, which need not be trusted.
+    samples: bool = False
     keyed: bool = False  # the drafter draws with the target's noise
     same_vocabulary: bool = False  # refused if the vocabularies differ
     shared_only: bool = False  # the drafter draws tokens of T∩D only
-    redistributed: bool = False  # the drafter draws target tokens through its affinity matrix
-    drafter_rows: bool = True  # every draft token carries the row that it was drawn from
+    redistributed: bool = False  # ... and of these target tokens, through its affinity matrix
     whole_draft: bool = False  # the number of draft tokens is fixed before the first is revealed: lock-step only
-    trusting: bool = True  # exact only if each draft token's row is the distribution that it was drawn from
-    seedable: bool = False  # the output is a function of the seed, whatever the timing and the drafter
+
+    @property
+    def drafter_rows(self) -> bool:
+        """Every draft token carries its row, and the output is exact only if it was drawn from that."""
+        return not self.samples
 
 
 class Unreached:
@@ -235,24 +239,24 @@ def target_support(pair: Pair, draft_token: DraftToken) -> Ids:
     return ids[ids >= 0]
 
 
-def beyond_refusal(chooser: Chooser) -> Walk:
-    """Draw from p, token after token, where the pass has looked beyond what replaced a refused draft token.
-
-    It has where the planner guessed that token (`planning`): then a draft has several tokens at a node. Which rows are
-    at hand may depend on anything, for a token is drawn from p now or later, and nothing more of the draft is judged.
-    """
-    while (row := (yield NeedRow(known=True))) is not None:
+def undrafted(chooser: Chooser, known: bool = False) -> Walk:
+    """No draft token is left: draw from p, token after token; if `known`, as far as a pass has brought rows."""
+    while (row := (yield NeedRow(known=known))) is not None:
         if not isinstance(row, Row):
             raise TypeError(f"NeedRow was answered with {row!r}")
         yield Emit((yield from draw_residual(chooser, row, None)), Kind.BONUS)
 
 
-def undrafted(ground: Ground) -> Walk:
-    """No draft token is left: draw from p, token after token."""
-    while True:
-        row = yield from target_row()
-        token = yield from draw_residual(ground.chooser, row, None)
-        yield Emit(token, Kind.BONUS)
+def replaced(chooser: Chooser, token: int, offset: int) -> Walk:
+    """A draft token is refused, and replaced by `token`: the draft is wrong from letter `offset` of the output on.
+
+    Where the planner guessed that token (`planning`) the pass has looked beyond it: then a draft has several tokens at
+    a node. Which rows are at hand may depend on anything, for a token is drawn from p now or later, and nothing more of
+    the draft is judged.
+    """
+    yield Emit(token, Kind.CORRECTED)
+    yield from undrafted(chooser, known=True)
+    yield Refused(offset)
 
 
 def draw_residual(chooser: Chooser, row: Row, drafted: Row | None) -> Steps[int]:
