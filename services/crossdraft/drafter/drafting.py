@@ -20,7 +20,7 @@ from crossdraft.drafter.scoring import Scoring
 from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import NO_TREE, ForwardRequest
-from crossdraft.engine.sampler import Draw, Draws, SamplerSteps
+from crossdraft.engine.sampler import Draw, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.grammar import Bits
 from crossdraft.text.letters import Letters, is_plain
@@ -237,13 +237,10 @@ class Drafting:
     distributions of the draft.
     """
 
-    def __init__(
-        self, state: SessionState, epoch: DraftProgress, shape: BranchShape, draws: Draws, scoring: Scoring
-    ) -> None:
+    def __init__(self, state: SessionState, epoch: DraftProgress, shape: BranchShape, scoring: Scoring) -> None:
         self._state = state
         self._epoch = epoch
         self._shape = shape
-        self._draws = draws
         self._scoring = scoring
         self._open_branches: list[OpenBranch] = []
         self._drafted: list[int] = []  # tokens of the draft that may be scored
@@ -302,7 +299,7 @@ class Drafting:
     def _draft_path(self, steps: int) -> Job[None]:
         """The draft's next tokens."""
         state, forward = self._state, self._tree.work([self._tip], steps - 1)
-        found, queued = yield from state.source.path(forward, self._draws, state.context.offset)
+        found, queued = yield from state.source.path(forward, state.context.offset)
         self._epoch.waited(queued)
         if not self._epoch.over:
             tokens = [draw.token for draw in found]
@@ -356,7 +353,7 @@ class Drafting:
             return
         offsets = [*([self._state.context.offset] if drafts else ()), *(branch.end for branch in due)]
         besides = self._shape.candidates if drafts else 0
-        draws = iter((yield from self._state.source.draw(logits, self._draws, offsets, besides)))
+        draws = iter((yield from self._state.source.draw(logits, offsets, besides)))
         if drafts:
             draw = next(draws)
             self._extend_draft(draw)

@@ -29,7 +29,7 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
 from crossdraft.text.grammar import Bits, GrammarError, GrammarMatcher
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import OpenDrafter, SamplingOptions
+from crossdraft.types.messages import NoiseKey, OpenDrafter, SamplingOptions
 from crossdraft.types.rows import Ids, Probabilities, Whose
 from crossdraft.verification.noise import KeyedNoise
 
@@ -45,9 +45,9 @@ class DrawSource(ABC):
     has_paths = False  # whether several tokens may be drawn without a look at the text between them
 
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
-        self.noise = noise
         self._running = running
         self._opening = opening
+        self._draws = Draws(noise, opening.noise, np.random.default_rng())  # seeded by the operating system
         columns = running.columns(allowed)
         with running.thread.on_stream():
             self._columns = None if columns is None else Columns.of(columns, running.thread.engine.device)
@@ -61,9 +61,12 @@ class DrawSource(ABC):
         if opening.options.grammar is not None:
             self._matcher = matcher_of(running.grammars, opening.options.grammar)
 
-    def begin(self) -> None:
-        """An epoch begins: where the grammar takes long it is not kept to, as other sessions would wait for it."""
+    def begin(self, epoch: int) -> None:
+        """An epoch begins, with draws of its own if these are audited. Where the grammar takes long it is not kept to,
+        as other sessions would wait for it."""
         self.masking = self._matcher is not None and not self._matcher.slow
+        if (key := self._opening.noise) is not None and self._opening.audited:
+            self._draws = replace(self._draws, key=NoiseKey(key.seed, epoch))
 
     def masks(self, text: Letters, paths: Iterable[Letters]) -> "Future[Bits] | None":
         """By the grammar, for the rows after an output with each of some paths: made in another thread meanwhile."""
@@ -90,36 +93,30 @@ class DrawSource(ABC):
         """The distributions that are drawn from, one of each row of logits (n, V), exactly as they travel."""
 
     @abstractmethod
-    def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
+    def draw(self, logits: Logits, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
         """A draw from the distribution of each row of logits (n, V); offsets are letters since the start of the output.
 
         Of the first row so many ids besides the draw are wanted, the best first; fewer where there are fewer.
         """
 
     def likeliest(
-        self,
-        logits: Logits,
-        draws: Draws,
-        offsets: Sequence[int],
-        count: int,
-        forward: ForwardRequest | None = None,
-        beside: int = 0,
+        self, logits: Logits, offsets: Sequence[int], count: int, forward: ForwardRequest | None = None, beside: int = 0
     ) -> SamplerSteps[Sequence[TopRow]]:
         """After each row of logits (n, V) the ids that the target is likeliest to go on with, as `TopRequest`."""
-        rows: Sequence[TopRow] = yield TopRequest(*self._asked(logits, draws, offsets, count), forward, beside)
+        rows: Sequence[TopRow] = yield TopRequest(*self._asked(logits, offsets, count), forward, beside)
         return rows
 
-    def path(self, forward: ForwardRequest, draws: Draws, offset: int) -> Job[tuple[list[Draw], float]]:
+    def path(self, forward: ForwardRequest, offset: int) -> Job[tuple[list[Draw], float]]:
         """As `draw_path`, for tokens from an offset on, in letters since the start of the output."""
-        opening, at = self._opening, draws.at(offset)
+        opening, at = self._opening, self._draws.at(offset)
         return draw_path(forward, opening.options, self._running.clocks, at, opening.row_width, self._columns)
 
     @abstractmethod
     def append(self, context: Context, token: int) -> None:
         """The text goes on with a token that was drawn."""
 
-    def _asked(self, logits: Logits, draws: Draws, offsets: Sequence[int], count: int) -> Asked:
-        at, keyed = [draws.at(offset) for offset in offsets], draws.key is not None
+    def _asked(self, logits: Logits, offsets: Sequence[int], count: int) -> Asked:
+        at, keyed = list(map(self._draws.at, offsets)), self._draws.key is not None
         return logits, self._opening.options, self._running.clocks, at, keyed, count, self._columns
 
     def _own_distributions(self, logits: Logits, row_width: int) -> SamplerSteps[list[Distribution]]:
@@ -139,8 +136,8 @@ class OwnTokens(DrawSource):
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:
         return self._own_distributions(logits, self._opening.row_width)
 
-    def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
-        found = yield DrawRequest(*self._asked(logits, draws, offsets, besides), self._opening.row_width)
+    def draw(self, logits: Logits, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
+        found = yield DrawRequest(*self._asked(logits, offsets, besides), self._opening.row_width)
         return list(found)
 
     def append(self, context: Context, token: int) -> None:
@@ -170,9 +167,9 @@ class TargetTokens(DrawSource):
         found = (self._affinity.matrix.redistribute(*distribution) for distribution in own)
         return [narrowed(*self._tempered(*distribution), self._opening.row_width) for distribution in found]
 
-    def draw(self, logits: Logits, draws: Draws, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
+    def draw(self, logits: Logits, offsets: Sequence[int], besides: int) -> SamplerSteps[list[Draw]]:
         """Of the drafts of a target's tokens there are no branches: nothing is wanted besides."""
-        found = zip((yield from self.distributions(logits)), offsets, strict=True)
+        found, draws = zip((yield from self.distributions(logits)), offsets, strict=True), self._draws
         return [Draw(draws.noise.draw(*one, *draws.at(offset)), one) for one, offset in found]
 
     def _tempered(self, ids: Ids, weights: Probabilities) -> Distribution:

@@ -22,7 +22,7 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
 from crossdraft.text.vocabulary import Trie, Vocabulary
 from crossdraft.types.rows import Ids, Probabilities
-from crossdraft.types.trees import ROOT, Path, TokenTree
+from crossdraft.types.trees import Path, TokenTree
 
 STEP = 128  # nodes that are evaluated together
 TREE_NODES = 512  # of one tree: attention and the mask grow with it
@@ -127,47 +127,6 @@ class PrefixSums:
         return range(first, bisect_left(self._strings, letters + AFTER_ALL, first))
 
 
-class PathTree:
-    """A tree that paths are added to, so that the engine feeds only what is new; begun anew when it is full."""
-
-    def __init__(self, room: int) -> None:
-        self._room = min(room, TREE_NODES)  # nodes
-        self._clear()
-
-    @property
-    def tree(self) -> TokenTree:
-        return TokenTree(tuple(self._tokens), tuple(self._parents))
-
-    def row(self, path: Path) -> int:
-        return self._nodes[path] + 1
-
-    def groups(self, paths: Sequence[Path]) -> Iterator[list[Path]]:
-        """Adds paths; yields those that are in the tree together. One path alone is always added."""
-        group: list[Path] = []
-        for path in paths:
-            missing = self._missing(path)
-            if self._tokens and len(self._tokens) + len(missing) > self._room:
-                if group:
-                    yield group
-                group = []
-                self._clear()
-                missing = self._missing(path)
-            for part in missing:
-                self._nodes[part] = len(self._tokens)
-                self._parents.append(self._nodes[part[:-1]])
-                self._tokens.append(part[-1])
-            group.append(path)
-        yield group
-
-    def _clear(self) -> None:
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
-        self._nodes: dict[Path, int] = {(): ROOT}
-
-    def _missing(self, path: Path) -> list[Path]:
-        return [part for length in range(1, len(path) + 1) if (part := path[:length]) not in self._nodes]
-
-
 @dataclass(eq=False)
 class Scoring:
     """The probabilities of strings as the beginning of one draft."""
@@ -183,7 +142,8 @@ class Scoring:
         self._drawn: dict[Path, Distribution] = {}
         self._distributions: dict[Path, SortedDistribution] = {}
         self._held = 0  # ids of those
-        self._tree = PathTree(self.running.description.context - len(self.ids))
+        self._fed: dict[Path, None] = {}  # the paths that the model was fed, as nodes of a tree in this order
+        self._room = min(TREE_NODES, self.running.description.context - len(self.ids))  # nodes
 
     def drawn(self, path: Path, distribution: Distribution) -> None:
         """The distribution that the draft itself used after its tokens `path`.
@@ -222,17 +182,34 @@ class Scoring:
         """Runs in the model thread."""
         seconds = 0.0
         found: dict[Path, Distribution] = {}
-        for group in self._tree.groups(paths):
-            ordered = sorted(group, key=self._tree.row)
-            wanted = tuple(self._tree.row(path) for path in ordered)
+        for group in self._grouped(paths):
+            rows = {path: row for row, path in enumerate(((), *self._fed))}
+            tree = TokenTree(tuple(path[-1] for path in self._fed), tuple(rows[path[:-1]] - 1 for path in self._fed))
+            ordered = sorted(group, key=rows.__getitem__)
             masks = self.source.masks(self.text, map(self.running.tokenization.letters_of, ordered))
-            answer: ForwardResult = yield ForwardRequest(self.session, self.ids, self._tree.tree, wanted)
+            wanted = tuple(map(rows.__getitem__, ordered))
+            answer: ForwardResult = yield ForwardRequest(self.session, self.ids, tree, wanted)
             seconds += answer.seconds
             began = time.perf_counter()
             distributions = yield from self.source.distributions(self.source.masked(answer.logits, masks))
             found.update(zip(ordered, distributions, strict=True))
             seconds += time.perf_counter() - began
         return found, seconds
+
+    def _grouped(self, paths: Sequence[Path]) -> Iterator[list[Path]]:
+        """Paths that are fed in one tree, which grows, so that only what is new is computed, until it is full. A path
+        alone always is."""
+        group: list[Path] = []
+        for path in paths:
+            parts = [path[:length] for length in range(1, len(path) + 1)]
+            if self._fed and len(self._fed) + sum(part not in self._fed for part in parts) > self._room:
+                if group:
+                    yield group
+                group = []
+                self._fed.clear()
+            self._fed |= dict.fromkeys(parts)
+            group.append(path)
+        yield group
 
     def _add(
         self, sums: PrefixSums, nodes: Sequence[Node], distributions: dict[Path, Distribution], last: bool

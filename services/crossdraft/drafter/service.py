@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-import numpy as np
-
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, Request, Send
 from crossdraft.drafter.drafting import NO_BRANCHES, BranchShape, Drafting, FinishedBranches, SessionState
@@ -16,7 +14,6 @@ from crossdraft.drafter.sampling import DrawSource, OwnTokens, TargetTokens
 from crossdraft.drafter.scoring import Scoring, VocabularyIndex
 from crossdraft.drafter.tree_drafting import TreeDrafting, TreeShape
 from crossdraft.engine.model_thread import Job
-from crossdraft.engine.sampler import Draws
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.rpc.event_loop import SMALL, Beside
@@ -25,7 +22,7 @@ from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
-from crossdraft.types.messages import Description, Draft, Drafted, HiddenStates, NoiseKey, OpenDrafter, Score, Scored
+from crossdraft.types.messages import Description, Draft, Drafted, HiddenStates, OpenDrafter, Score, Scored
 from crossdraft.types.rows import Whose
 from crossdraft.verification.noise import KeyedNoise
 
@@ -105,7 +102,6 @@ class DrafterSession:
             rows=opening.row_width > 0,
             branches=FinishedBranches(),
         )
-        self._random = np.random.default_rng()  # seeded by the operating system
         self._pending: deque[DraftProgress] = deque()  # whose text is not the context's yet
         self._latest: tuple[DraftProgress, Drafting | TreeDrafting, Scoring] | None = None
 
@@ -162,7 +158,7 @@ class DrafterSession:
             state.context.append(adopted.key)
         state.context.fit(request.count + shape.room if tree is None else 1 + tree.room)
         service = self._service
-        state.source.begin()
+        state.source.begin(epoch.number)
         context = state.context
         if (columns := service.running.text_columns) is not None:
             columns.follow(context.ids)
@@ -170,8 +166,8 @@ class DrafterSession:
         text = context.letters(0, context.offset) if state.source.masking else NOTHING
         scoring = Scoring(service.running, lambda: service.index, state.source, state, context.ids, text)
         if tree is not None:
-            return TreeDrafting(state, epoch, tree, self._draws(epoch.number)), scoring
-        drafting = Drafting(state, epoch, shape, self._draws(epoch.number), scoring)
+            return TreeDrafting(state, epoch, tree), scoring
+        drafting = Drafting(state, epoch, shape, scoring)
         if adopted is not None:
             drafting.adopt(adopted)
         return drafting, scoring
@@ -206,12 +202,6 @@ class DrafterSession:
         small = 4 * tree.room > 3 * self._state.context.capacity
         whole = (request.first or request.chunk) >= request.count  # a tree is one reply
         return tree if whole and not (chain or small) else None
-
-    def _draws(self, epoch: int) -> Draws:
-        key = self._opening.noise
-        if key is not None and self._opening.audited:
-            key = NoiseKey(key.seed, epoch)
-        return Draws(self._state.source.noise, key, self._random)
 
 
 async def drafter_server(model: ModelOptions, where: Listening) -> DrafterServer:

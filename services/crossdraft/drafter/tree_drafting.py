@@ -18,7 +18,7 @@ from math import exp, inf
 from crossdraft.drafter.conversation import DraftProgress
 from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
 from crossdraft.engine.model_thread import ForwardResult, Job
-from crossdraft.engine.sampler import Draws, TopRow
+from crossdraft.engine.sampler import TopRow
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.types.messages import Drafted
 from crossdraft.types.rows import DraftToken
@@ -70,11 +70,10 @@ class Node:
 class TreeDrafting:
     """An epoch under way, with a tree instead of a chain. The state's context is the text that it begins with."""
 
-    def __init__(self, state: SessionState, epoch: DraftProgress, shape: TreeShape, draws: Draws) -> None:
+    def __init__(self, state: SessionState, epoch: DraftProgress, shape: TreeShape) -> None:
         self._state = state
         self._epoch = epoch
         self._shape = shape
-        self._draws = draws
         self._fed = DraftTree(state, state.context.ids)
         self._draft = [Node(None, -1, 0.0, state.context.offset, 0, Tip())]  # the root, then the draft's nodes
         self._unexpanded: list[Node] = []  # a heap of the others
@@ -116,7 +115,7 @@ class TreeDrafting:
             forward = replace(forward, more=shape.room - 1)
         answer: ForwardResult = yield forward
         self._epoch.waited(answer.queued)
-        asked = source.masked(answer.logits, masks), self._draws, [node.end for node in nodes], shape.width
+        asked = source.masked(answer.logits, masks), [node.end for node in nodes], shape.width
         rows = yield from source.likeliest(*asked, forward if first else None, shape.nodes - shape.depth)
         if first:
             self._rows = {(row.parent, row.token): row for row in rows[1:]}
