@@ -53,6 +53,7 @@ class ForwardResult:
     span: DeviceTimer  # of its last step
     sessions: int  # that shared its last step, itself included
     tokens: int  # that this step computed, for all of them
+    hidden: Tensor | None = None  # what the head has read for each row, (rows, width), if that was asked for
 
     @property
     def seconds(self) -> float:
@@ -355,7 +356,9 @@ class ModelThread:
         self.answers += 1
         self.queued += queued
         self._admission.answered(request, now, self._scheduler.costs)
-        job.resume(ForwardResult(logits, queued, request.began, span, sessions, computed), self.engine.check, now)
+        hidden = self.engine.hidden.get(request.session)
+        answer = ForwardResult(logits, queued, request.began, span, sessions, computed, hidden)
+        job.resume(answer, self.engine.check, now)
 
     def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
         """Runs the sampler requests of jobs until each waits for a forward, or has ended."""

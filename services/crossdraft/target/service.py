@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Any
 
 from crossdraft.engine.device import fetched, state_bytes
-from crossdraft.engine.distributions import History, Logits, LogitsProcessor, Nodes, NothingLeftError
+from crossdraft.engine.distributions import History, LogitsProcessor, Nodes, NothingLeftError
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
@@ -159,7 +159,6 @@ class TargetSession:
         self._number = 0  # of the latest pass
         self._answered: tuple[int, ...] = ()  # by it: 0 is the root, i + 1 node i
         self._latest: Nodes | None = None  # of it; None: it has drawn, and has no rows
-        self._lengths = self.running.clocks.letters  # of each id
         self._most = self.running.description.context  # tokens
         self._check_room(len(self.opening.prompt), "the prompt")
 
@@ -263,17 +262,15 @@ class TargetSession:
         self._number = request.number
         self._before = self._context
         self._context += request.committed
-        self._offset += self._letters(request.committed)
+        written = self.running.tokenization.letters_of(request.committed)
+        self._offset += len(written)
         if self.matcher is not None:
-            self._text = Letters(self._text + self.running.tokenization.letters_of(request.committed))
+            self._text = Letters(self._text + written)
         self._answered, self._latest = (), None
 
     def _check_room(self, size: int, what: str) -> None:
         if size > self._most:
             raise ContextTooLong(f"{what} has {size} tokens, and the context holds {self._most}")
-
-    def _letters(self, ids: tuple[int, ...]) -> int:
-        return sum(map(self._lengths.__getitem__, ids))
 
     def _masks(self, text: Letters, request: Pass) -> "Future[Bits] | None":
         """Of the nodes that a pass answers after this output: made beside its forward, in another thread."""
@@ -285,37 +282,38 @@ class TargetSession:
     def _pass(self, request: Pass, masks: "Future[Bits] | None") -> Job[Found]:
         """Runs in the model thread."""
         masks = masks or self._masks(self._text, request)
-        context, asks = self._context, self.opening.hidden
-        forward = ForwardRequest(self, context, request.tree, request.wanted, hidden=asks, grown_from=self._before)
-        answer: ForwardResult = yield forward
-        hidden = self.running.thread.engine.hidden.pop(self, None)
-        asked = self._nodes(answer.logits, context, request, masks)
+        answer, asked = yield from self._forward(request, self._context, self._before, masks)
         self._answered = request.answered
         sampling: SamplerRequest[Any]
         if request.draws:
-            ends = [self._offset]  # of the root's path, and of each node's: letters since the start of the output
-            for token, parent in zip(request.tree.tokens, request.tree.parents, strict=True):
-                ends.append(ends[parent + 1] + self._lengths[token])
-            sampling = self._sampling(asked, [ends[row] for row in request.answered], 0 in request.answered)
+            sampling = self._sampling(asked, request, self._offset)
         else:
             self._latest = replace(asked, logits=asked.logits.clone())  # for rows that are fetched later
             sampling = RowRequest(asked, self.opening.head, request.listed, self.opening.likely)
         nodes = yield sampling
-        return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued, state_bytes(hidden))
+        return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued, state_bytes(answer.hidden))
 
-    def _nodes(self, logits: Logits, context: tuple[int, ...], request: Pass, masks: "Future[Bits] | None") -> Nodes:
+    def _forward(
+        self, request: Pass, context: tuple[int, ...], before: tuple[int, ...] | None, masks: "Future[Bits] | None"
+    ) -> Job[tuple[ForwardResult, Nodes]]:
+        """The forward of a pass after a context, which was made of the one `before`."""
+        asks = self.opening.hidden
+        answer = yield ForwardRequest(self, context, request.tree, request.wanted, hidden=asks, grown_from=before)
         try:
             mask = None if masks is None else masks.result()
         except GrammarError as error:
             raise BadRequest(str(error)) from error
         if not self.processor.looks_back:
-            return Nodes(logits, self.processor, mask=mask)
-        paths = tuple(request.tree.paths())
-        output = context[len(self.opening.prompt) :]
-        return Nodes(logits, self.processor, History(output, [paths[row] for row in request.answered]), mask)
+            return answer, Nodes(answer.logits, self.processor, mask=mask)
+        paths, output = request.tree.paths(), context[len(self.opening.prompt) :]
+        history = History(output, [paths[row] for row in request.answered])
+        return answer, Nodes(answer.logits, self.processor, history, mask)
 
-    def _sampling(self, nodes: Nodes, offsets: Sequence[int], rooted: bool = True) -> SampleRequest:
+    def _sampling(self, nodes: Nodes, request: Pass, offset: int) -> SampleRequest:
+        """A draw at each node of a pass at an offset, in letters since the start of the output."""
         assert self.opening.noise is not None
+        ends = [offset + end for end in request.tree.ends(self.running.tokenization.vocabulary.letters)]
+        offsets, rooted = [ends[row] for row in request.answered], 0 in request.answered
         return SampleRequest(nodes, self.running.clocks, self.opening.noise, offsets, self.opening.likely, rooted)
 
     def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
@@ -337,11 +335,8 @@ class TargetSession:
             guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
             asked = replace(request, tree=TokenTree.chain(guess)) if guess else request
             masks = masks or self._masks(text, asked)
-            forward = ForwardRequest(self, context, asked.tree, hidden=opening.hidden, grown_from=before)
-            answer: ForwardResult = yield forward
-            hidden = self.running.thread.engine.hidden.pop(self, None)
-            offsets = [*accumulate(map(self._lengths.__getitem__, guess), initial=offset)]
-            drawn = yield self._sampling(self._nodes(answer.logits, context, asked, masks), offsets)
+            answer, nodes = yield from self._forward(asked, context, before, masks)
+            drawn = yield self._sampling(nodes, asked, offset)
             # After the first token nothing is waited for: what passes between steps is what a step costs here.
             began, queued = (ended, 0.0) if first else (answer.began, answer.queued)
             ended = time.perf_counter()
@@ -351,13 +346,14 @@ class TargetSession:
             samples = samples[: 1 + sum(1 for _ in held)]
             tokens = tuple(sample.token for sample in samples)
             before, context = context, context + tokens
-            offset += self._letters(tokens)
+            written = self.running.tokenization.letters_of(tokens)
+            offset += len(written)
             more = first + len(tokens) < run.tokens and stops.isdisjoint(tokens) and not run.over
             if self.matcher is not None:
-                text, masks = Letters(text + self.running.tokenization.letters_of(tokens)), None
+                text, masks = Letters(text + written), None
                 more = more and not self.matcher.slow
             # The loop makes the reply: the model thread has other things to do.
-            hidden = None if more or hidden is None else hidden[len(tokens) - 1 : len(tokens)]
+            hidden = None if more or answer.hidden is None else answer.hidden[len(tokens) - 1 : len(tokens)]
             found = Found(partial(tuple, samples), answer, ended - began, queued, state_bytes(hidden))
             self.running.thread.call_soon(self._loop, self._drew, request, found, more, first)
             first += len(tokens)
