@@ -19,13 +19,15 @@ from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attent
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from crossdraft.engine.batch import visible
 from crossdraft.engine.engine import CHUNK, Engine
 from crossdraft.engine.kv_cache import MemoryShare
 from crossdraft.engine.loader import FUSION
-from crossdraft.engine.requests import NO_TREE, ForwardRequest, common_prefix, emitted
-from crossdraft.types.trees import ROOT, TokenTree
+from crossdraft.engine.requests import NO_TREE, Extent, ForwardRequest, InputTokens, common_prefix, emitted
+from crossdraft.types.trees import TokenTree
 
 ROOM = 128  # tokens: sessions take memory for multiples of so many
+OWN = (Extent(0, 0),)  # that memory is a session's own
 # Queries, keys and values, (…, tokens, heads, width of a head), to what each token attends to.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -139,49 +141,33 @@ class Text:
 
     def read(self, end: int) -> "Piece":
         """The next tokens of the text, up to so many."""
-        begin, size = self.computed, end - self.computed
-        places = list(range(begin, end))
+        places = range(self.computed, end)
         before = [place if place <= self._ready or place in self._given else 0 for place in places]
         written = [number for number, place in enumerate(places) if 1 + place not in self._given]
-        seen = torch.ones(size, end, dtype=torch.bool).tril(begin)
+        inputs = InputTokens([*self.ids[self.computed : end]], places, places, (), end, NO_TREE, extents=OWN)
         self.computed, self._ready = end, max(end, self._ready)
-        return Piece(self, self.ids[begin:end], places, places, before, written, seen)
+        return Piece(self, inputs, before, written)
 
     def grow(self, tree: TokenTree) -> "Piece":
         """The next nodes of a tree whose first ones are there: those whose parents are."""
         size, first = len(self.ids), len(self.tree)
         end = next((node for node in range(first, len(tree)) if tree.parents[node] >= first), len(tree))
-        nodes, used = range(first, end), size + end
         self.tree = TokenTree(tree.tokens[:end], tree.parents[:end])
-        paths = [_ancestors(tree, node) for node in nodes]
-        seen = torch.zeros(end - first, used, dtype=torch.bool)
-        seen[:, :size] = True
-        for row, path in enumerate(paths):
-            seen[row, [size + node for node in path]] = True
-        before, places = [1 + size + tree.parents[node] for node in nodes], [size + node for node in nodes]
-        positions = [size + len(path) - 1 for path in paths]
-        return Piece(self, tree.tokens[first:end], positions, places, before, [*range(end - first)], seen)
-
-
-def _ancestors(tree: TokenTree, node: int) -> list[int]:
-    """A node and those before it on its path."""
-    path = [node]
-    while (parent := tree.parents[path[-1]]) != ROOT:
-        path.append(parent)
-    return path
+        places, tokens = range(size + first, size + end), [*tree.tokens[first:end]]
+        inputs = InputTokens(tokens, places, places, (), size, self.tree, extents=OWN)
+        inputs.positions = [size + depth for depth in inputs.depths[first:]]
+        before = [1 + size + parent for parent in tree.parents[first:end]]
+        return Piece(self, inputs, before, [*range(end - first)])
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens of one session that are read in one forward; lists have one entry a token."""
+    """Tokens of one session that are read in one forward."""
 
     text: Text
-    ids: Sequence[int]
-    positions: Sequence[int]
-    places: Sequence[int]  # where their keys and values go, and behind these their states
-    before: Sequence[int]  # the states before them
+    inputs: InputTokens  # behind their places, where keys and values go, are their states
+    before: Sequence[int]  # of each token the state before it
     written: Sequence[int]  # of the tokens, those whose states are not the target's own
-    seen: Tensor  # bool (tokens, places)
 
 
 class EagleEngine(Engine):
@@ -260,28 +246,30 @@ class EagleEngine(Engine):
 
     def _compute(self, pieces: Sequence[Piece]) -> None:
         """One forward; keys, values and states are written to the sessions."""
-        self.computed += sum(len(piece.ids) for piece in pieces)
+        sizes = [piece.inputs.count for piece in pieces]
+        self.computed += sum(sizes)
         before = [piece.text.states[piece.before] for piece in pieces]
-        sizes = [len(piece.ids) for piece in pieces]
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             """One after another: each to its own text."""
             parts = []
             split = (each[0].transpose(0, 1).split(sizes, 1) for each in (queries, keys, values))
             for piece, query, key, value in zip(pieces, *split, strict=True):
-                text, used = piece.text, piece.seen.shape[1]
-                text.keys[:, piece.places], text.values[:, piece.places] = key, value
-                own = text.keys[None, :, :used], text.values[None, :, :used], piece.seen.to(self.device)
+                text, count, used = piece.text, piece.inputs.count, piece.inputs.used()
+                text.keys[:, used - count : used], text.values[:, used - count : used] = key, value
+                seen = torch.from_numpy(visible([piece.inputs], count, used)[0]).to(self.device)
+                own = text.keys[None, :, :used], text.values[None, :, :used], seen
                 parts.append(scaled_dot_product_attention(query[None], *own, enable_gqa=True)[0])
             return torch.cat(parts, 1).transpose(0, 1)[None]
 
         ids, positions = (
             torch.tensor([[number for each in lists for number in each]], device=self.device)
-            for lists in ([piece.ids for piece in pieces], [piece.positions for piece in pieces])
+            for lists in ([piece.inputs.tokens for piece in pieces], [piece.inputs.positions for piece in pieces])
         )
         after = self._layer(ids, torch.cat(before)[None], positions, attend)[0].split(sizes)
         for piece, states in zip(pieces, after, strict=True):
-            piece.text.states[[1 + piece.places[number] for number in piece.written]] = states[piece.written]
+            places = [1 + piece.inputs.places[number] for number in piece.written]
+            piece.text.states[places] = states[piece.written]
 
 
 def room_for(size: int) -> int:
