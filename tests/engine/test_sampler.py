@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from crossdraft.engine import distributions, sampler
 from crossdraft.engine.distributions import Columns, History, Nodes, NothingLeftError, Warping, tempered
-from crossdraft.engine.paths import PathRequest, Paths
+from crossdraft.engine.paths import Paths
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     Clocks,
@@ -262,9 +262,9 @@ def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(options, allowed,
     columns = None if allowed is None else Columns.of(allowed, CPU)
     logits = torch.randn(4, 5, MANY, generator=torch.Generator().manual_seed(2)) * 3
     forward = ForwardRequest(0, (1,), more=2)
-    rest = width, columns
     requests = [
-        PathRequest(row[None], forward, options, clocks, (NoiseKey(at), 4), *rest) for at, row in enumerate(logits[0])
+        DrawRequest(row[None], options, clocks, ((NoiseKey(at), 4),), True, 0, columns, width, forward)
+        for at, row in enumerate(logits[0])
     ]
     paths, here = Paths(requests), torch.empty(5, MANY)
     paths.begin()
@@ -290,9 +290,9 @@ def taped_extension(paths: Paths, logits: torch.Tensor) -> tuple[Callable[[], No
     return tape.replay, ids
 
 
-def draw_of(request: PathRequest, rows: torch.Tensor, steps: int) -> int:
+def draw_of(request: DrawRequest, rows: torch.Tensor, steps: int) -> int:
     """The last of some tokens that are drawn one after another, by requests of their own."""
-    key, offset = request.at
+    ((key, offset),) = request.at
     for row in rows[: steps + 1]:
         one = DistributionRequest(row[None], request.options, request.row_width, request.allowed)
         ((ids, weights),) = result(one)[0]

@@ -251,9 +251,8 @@ class Engine:
         The first of each is drawn by its row, which ends a chain, and each other one after one of up to so many
         forwards.
         """
-        requests = [request.forward for request in paths.requests]
-        entries = [entry for request in requests if (entry := self._manager.get(request.session)) is not None]
-        sizes = [request.size - request.more for request in requests]
+        entries = [entry for request in paths.forwards if (entry := self._manager.get(request.session)) is not None]
+        sizes = [request.size - request.more for request in paths.forwards]
         return self.runner.drawing(paths, NextTokens(sizes, [entry.extents for entry in entries]), forwards)
 
     def followed(self, requests: Sequence[ForwardRequest], tokens: Sequence[Sequence[int]]) -> None:

@@ -3,8 +3,8 @@
 A job is a generator. It yields forward requests and receives a `ForwardResult` for each, yields sampler requests about
 the logits and receives their results, and returns its result to whoever submitted it. All of it runs in the model
 thread. A verification pass of the target is one forward request, a draft of k tokens k of them, or less: while nobody
-else waits, what follows a `PathRequest` is made on the device alone. What a step's requests find out comes to the host
-in one copy, for which alone the host waits.
+else waits, what follows a draw or a tree's first row is made on the device alone. What a step's requests find out comes
+to the host in one copy, for which alone the host waits.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, fetched, finished, on_host
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.paths import PathRequest, Paths, rows_of
+from crossdraft.engine.paths import Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import BatchKey, Draw, SamplerRequest, TopRequest, TopRow, batch_key, batched
+from crossdraft.engine.sampler import BatchKey, DrawRequest, SamplerRequest, TopRequest, TopRow, batch_key, batched
 from crossdraft.engine.scheduler import Admission, Pause, Scheduler
 from crossdraft.types import quick_dataclass
 
@@ -364,7 +364,8 @@ class ModelThread:
         """Runs the sampler requests of jobs until each waits for a forward, or has ended."""
         while asking := {job: job.sampling for job in jobs if job.live and job.sampling is not None}:
             # By the type itself, as an abstract class takes long to say what is its instance.
-            paths = [job for job, request in asking.items() if self._follows_paths and type(request) is PathRequest]
+            draws = [(job, request) for job, request in asking.items() if type(request) is DrawRequest]
+            paths = [job for job, request in draws if self._follows_paths and request.forward is not None]
             growing = self._trees({job: request for job, request in asking.items() if type(request) is TopRequest})
             followed = {*paths, *(job for jobs, _ in growing for job in jobs)}
             launches: list[tuple[list[RunningJob[Any]], Launch]]
@@ -378,14 +379,13 @@ class ModelThread:
                     if job.live:
                         job.resume(result, self.engine.check, now)
 
-    def _draw(self, jobs: "Sequence[RunningJob[Any]]") -> Fetching[list[list[Draw]]]:
+    def _draw(self, jobs: "Sequence[RunningJob[Any]]") -> Fetching[Sequence[Any]]:
         """The next tokens of all paths, and those that follow while nobody else waits."""
-        paths = Paths([job.sampling for job in jobs if type(job.sampling) is PathRequest])
-        forwards = [request.forward for request in paths.requests]
-        left = 0 if self._others_wait(jobs) else min(forward.more for forward in forwards)
+        paths = Paths([job.sampling for job in jobs if type(job.sampling) is DrawRequest])
+        left = 0 if self._others_wait(jobs) else min(forward.more for forward in paths.forwards)
         self._make(self.engine.following(paths, left), left, jobs, len(jobs), len(jobs))
         found = paths.found((yield paths.tensors))
-        self.engine.followed(forwards, [[draw.token for draw in path[:-1]] for path in found])
+        self.engine.followed(paths.forwards, [[draw.token for draw in path[:-1]] for path in found])
         return found
 
     def _trees(self, asking: "dict[RunningJob[Any], TopRequest]") -> "list[tuple[list[RunningJob[Any]], Launch]]":

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from crossdraft.engine.attention import Marks
 from crossdraft.engine.batch import StepInputs
-from crossdraft.engine.device import Fetched, Fetching, sent, staged
+from crossdraft.engine.device import Fetched, sent, staged
 from crossdraft.engine.distributions import NOT_FINITE, Columns, Warping, columns_of, joined, warping_table
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import (
     TOGETHER,
     Clocks,
     Draw,
+    DrawRequest,
     Moment,
     Moments,
-    OfLogits,
     TopRequest,
     TopRow,
     drawn_from,
@@ -33,7 +33,6 @@ from crossdraft.engine.sampler import (
     moments_table,
 )
 from crossdraft.text.letters import Letters, is_plain
-from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import ONLY_TARGETS, SamplingOptions
 from crossdraft.types.rows import Probabilities
 from crossdraft.types.trees import MOST_NODES, ROOT
@@ -43,27 +42,6 @@ KNOWN = ("temperature", "top_k", "top_p", "min_p")  # options of drafts that are
 UNKNOWN = [field for field in fields(SamplingOptions) if field.name not in (*KNOWN, *ONLY_TARGETS, "grammar")]
 
 
-@quick_dataclass(frozen=True, eq=False)
-class PathRequest(OfLogits[list[Draw]]):
-    """Asks for the next token of a path; while nobody else waits for the model those that follow are drawn, too."""
-
-    forward: ForwardRequest  # whose row the logits are, (1, V); it has slots for `more` tokens that follow
-    options: SamplingOptions
-    clocks: Clocks
-    at: Moment  # of the first draw
-    row_width: int = 0  # as in `DistributionRequest`: above 0 the distributions are wanted, too
-    allowed: Columns | None = None  # the only columns that may be drawn; None: all
-
-    @property
-    def kind(self) -> Hashable:
-        return Warping.kind(self.options), self.clocks, self.row_width, self.allowed
-
-    def launch(self, requests: "Sequence[PathRequest]") -> Fetching[list[list[Draw]]]:
-        paths = Paths(requests)
-        paths.begin()
-        return paths.found((yield paths.tensors))
-
-
 def draw_path(
     forward: ForwardRequest,
     options: SamplingOptions,
@@ -71,8 +49,8 @@ def draw_path(
     at: Moment,
     row_width: int = 0,
     allowed: Columns | None = None,
-) -> Generator[ForwardRequest | PathRequest, Any, tuple[list[Draw], float]]:
-    """Part of a job: tokens, each drawn from the row after the one before, as `PathRequest` has it.
+) -> Generator[ForwardRequest | DrawRequest, Any, tuple[list[Draw], float]]:
+    """Part of a job: tokens, each drawn from the row after the one before, as `DrawRequest` has it.
 
     `forward` is for the first row, and has slots for the `more` tokens after the first. With the tokens come the
     seconds from the first request to its first step.
@@ -82,7 +60,7 @@ def draw_path(
     while True:
         answer = yield forward
         queued = answer.queued if queued is None else queued
-        found: list[Draw] = yield PathRequest(answer.logits, forward, options, clocks, at, row_width, allowed)
+        found = yield DrawRequest(answer.logits, options, clocks, (at,), True, 0, allowed, row_width, forward)
         drawn += found
         if len(found) > forward.more:
             return drawn, queued
@@ -182,8 +160,9 @@ class Paths:
     Nothing here waits for the device, and all may be captured: only the contents of tensors differ.
     """
 
-    def __init__(self, requests: Sequence[PathRequest]) -> None:
+    def __init__(self, requests: Sequence[DrawRequest]) -> None:
         self.requests, self.rows = requests, joined([request.logits for request in requests])
+        self.forwards = [request.forward for request in requests if request.forward is not None]
         self.taken = 0  # steps whose tokens are where `take` has said
         self._alike: list[_AlikePaths] = []
         self._drawn: Sequence[Tensor] = ()
@@ -236,11 +215,11 @@ _plain_draw = lru_cache(1 << 14)(Draw)  # of an id alone, of which a draft makes
 class _AlikePaths:
     """Paths of one kind, those in some places among all."""
 
-    def __init__(self, requests: Sequence[PathRequest], places: Sequence[int], device: torch.device) -> None:
+    def __init__(self, requests: Sequence[DrawRequest], places: Sequence[int], device: torch.device) -> None:
         self.tensors: list[Tensor] = []
         self.places, self._request, self._device = places, requests[places[0]], device
         self._warping = Warping.of([requests[place].options for place in places], [1] * len(places), device)
-        self._at = None if self._warping.greedy else Moments.of([requests[place].at for place in places], device)
+        self._at = None if self._warping.greedy else Moments.of([requests[place].at[0] for place in places], device)
 
     @cached_property
     def rows(self) -> Tensor:

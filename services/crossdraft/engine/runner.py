@@ -128,7 +128,7 @@ class DrawingMemory:
             own.copy_(staged(tables, logits.device), non_blocking=True)
         self.restart()
         logits[:count].copy_(paths.rows)
-        draws.begin([request.options for request in paths.requests], [request.at for request in paths.requests])
+        draws.begin([request.options for request in paths.requests], [request.at[0] for request in paths.requests])
         paths.take(self._drawn[:, :count], self._possible[:, :count])
 
     def _tables_of(self, size: int) -> Tensor:

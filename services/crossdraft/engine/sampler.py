@@ -564,9 +564,14 @@ class Draw(NamedTuple):
 @quick_dataclass(frozen=True, eq=False)
 class DrawRequest(_Drawing[Draw]):
     """A draw from each row; for the first row also the `count` that came nearest to being drawn, the
-    nearest first: those that arrive next in the same race, or without a key the likeliest."""
+    nearest first: those that arrive next in the same race, or without a key the likeliest.
+
+    With a forward, of which there is one row, a path goes on from there while nobody else waits: further tokens, each
+    drawn from the row after the one before.
+    """
 
     row_width: int = 0  # as in `DistributionRequest`; above 0 the distributions are wanted, too
+    forward: ForwardRequest | None = None  # it has slots for the `more` tokens that follow
 
     @property
     def kind(self) -> Hashable:
