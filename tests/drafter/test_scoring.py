@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.drafter import scoring
-from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution, VocabularyIndex
+from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution
 from crossdraft.engine.distributions import Columns
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import NOTHING, Letters, from_bytes
+from crossdraft.text.vocabulary import Trie
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient
@@ -41,7 +42,7 @@ def sparse_distribution(path: tuple[int, ...], size: int) -> np.ndarray:
 
 
 def scored(vocabulary, strings, tokens):
-    index = VocabularyIndex(vocabulary)
+    index = Trie(vocabulary)
     sums = PrefixSums(strings, index)
     level = [Node()]
     for left in range(tokens - 1, -1, -1):
@@ -188,7 +189,7 @@ async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterCli
 
 
 def test_a_long_string_takes_little_more_memory_than_its_letters() -> None:
-    index = VocabularyIndex(toy_vocabulary(("a", "b")))
+    index = Trie(toy_vocabulary(("a", "b")))
     tracemalloc.start()
     try:
         PrefixSums([Letters("a" * 65_536)], index)

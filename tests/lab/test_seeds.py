@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 
 from crossdraft.cli.measuring import Setting, repeats
 from crossdraft.drafter.drafting import Tip
-from crossdraft.drafter.scoring import SortedDistribution, VocabularyIndex
+from crossdraft.drafter.scoring import SortedDistribution
 from crossdraft.drafter.tree_drafting import Node
 from crossdraft.engine.distributions import narrowed
 from crossdraft.lab import seed_tables, stamps
@@ -27,6 +27,7 @@ from crossdraft.lab.seed_tables import ByLayer, forwards_of
 from crossdraft.lab.seeds import TABLES, Seeds, SeedTable
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.report import Pieces
+from crossdraft.text.vocabulary import Trie
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
@@ -140,7 +141,7 @@ def test_a_bound_of_rounds_by_what_was_drawn() -> None:
 def test_forwards_with_cut_rows_are_those_of_all_sequences_that_the_rows_have() -> None:
     """ψ of Figure 1, by trying every sequence of draft tokens."""
     letters = [Letters(text) for text in ("a", "b", "aa", "ab", "ba", "aba", "bb")]
-    index, word = VocabularyIndex(toy_vocabulary(letters)), Letters("ababba")
+    index, word = Trie(toy_vocabulary(letters)), Letters("ababba")
 
     def rows(cut: int) -> Callable[[list[tuple[int, ...]]], list[SortedDistribution]]:
         def after(path: tuple[int, ...]) -> SortedDistribution:

@@ -21,7 +21,7 @@ from crossdraft.cli.corpus import NamedTokenizer
 from crossdraft.cli.measuring import SEED, Setting, Table
 from crossdraft.client import GenerationRequest
 from crossdraft.drafter import scoring
-from crossdraft.drafter.scoring import PrefixSums, SortedDistribution, VocabularyIndex
+from crossdraft.drafter.scoring import PrefixSums, SortedDistribution
 from crossdraft.drafter.tree_drafting import Node, TreeDrafting
 from crossdraft.engine.distributions import narrowed
 from crossdraft.engine.model_thread import Job
@@ -38,6 +38,7 @@ from crossdraft.text.frequencies import read_frequencies
 from crossdraft.text.letters import Letters, Side, from_bytes
 from crossdraft.text.pairs import Pair
 from crossdraft.text.report import Pieces, combinations_of, compare, decoding, plain_strings, quartiles, strings_of
+from crossdraft.text.vocabulary import Trie
 from crossdraft.types.rows import Ids, Probabilities
 from crossdraft.verification.alignment import align
 
@@ -138,7 +139,7 @@ async def forwards(bench: Seeds) -> str:
     written = [[text.ends[0]] for text in limit.drawn(target, bench.places, 1, draw)]
     for name in (A, B, C):
         drafter, found = bench.readers[name], []
-        pieces, index = Pieces(plain_strings(drafter.vocabulary)), VocabularyIndex(drafter.vocabulary)
+        pieces, index = Pieces(plain_strings(drafter.vocabulary)), Trie(drafter.vocabulary)
         for tokens in (any_tokens, written):
             whole, cut, longer = [], [], []
             for place, some in list(zip(bench.places, tokens, strict=True))[::2]:
@@ -162,7 +163,7 @@ def _counts(numbers: Iterable[int]) -> str:
 class CutRows:
     """A drafter's rows after a text and draft tokens, cut as those that drafts are drawn from."""
 
-    def __init__(self, drafter: Reader, index: VocabularyIndex, ids: tuple[int, ...]) -> None:
+    def __init__(self, drafter: Reader, index: Trie, ids: tuple[int, ...]) -> None:
         self._drafter, self._index, self._ids = drafter, index, ids
         self._known: dict[tuple[int, ...], SortedDistribution] = {}
 
@@ -175,7 +176,7 @@ class CutRows:
         return [self._known[path] for path in paths]
 
 
-def forwards_of(strings: Sequence[Letters], index: VocabularyIndex, rows: Rows) -> int:
+def forwards_of(strings: Sequence[Letters], index: Trie, rows: Rows) -> int:
     """The forwards by which a drafter knows how probable it is that its text begins with each of the strings."""
     sums, count, level = PrefixSums(strings, index), 0, [scoring.Node()]
     while level:

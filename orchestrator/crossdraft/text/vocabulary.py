@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Letters, Side, Spelling, from_bytes
+from crossdraft.text.letters import AFTER_ALL, NAMELESS, ControlRole, Ids, Letters, Side, Spelling, from_bytes
 
 # What a tokenizer.json says of its tokens' letters.
 
@@ -273,8 +273,13 @@ class Trie:
         order.flags.writeable = False
         self.order = order  # shape (V,), ids sorted by letters
         self.spelling = Spelling.of(letters)
+        self.vocabulary = vocabulary
         self._strings = [letters[token] for token in order.tolist()]
-        self._vocabulary = vocabulary
+
+    @cached_property
+    def places(self) -> Ids:
+        """The place of each id in `order`, shape (V,)."""
+        return np.argsort(self.order)
 
     def span(self, prefix: Letters) -> tuple[int, int]:
         """The range in `order`, its begin and end, of the tokens that start with `prefix`."""
@@ -283,8 +288,8 @@ class Trie:
 
     def longest(self, text: Letters) -> Letters | None:
         """The letters of the longest token that `text` starts with, or None."""
-        for length in range(min(self._vocabulary.longest, len(text)), 0, -1):
-            if self._vocabulary.ids_of(Letters(text[:length])):
+        for length in range(min(self.vocabulary.longest, len(text)), 0, -1):
+            if self.vocabulary.ids_of(Letters(text[:length])):
                 return Letters(text[:length])
         return None
 

@@ -20,7 +20,7 @@ from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sampler import Distribution
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
-from crossdraft.text.vocabulary import Trie, Vocabulary
+from crossdraft.text.vocabulary import Trie
 from crossdraft.types.rows import Ids, Probabilities
 from crossdraft.types.trees import Path, TokenTree
 
@@ -28,17 +28,6 @@ STEP = 128  # nodes that are evaluated together
 TREE_NODES = 512  # of one tree: attention and the mask grow with it
 MOST_KEPT = 1 << 20  # ids of all distributions that are kept for the next score: 16 MiB
 MOST_DRAWN = 1 << 12  # ids of a distribution that is worth keeping while it is drawn from
-
-
-class VocabularyIndex:
-    """A vocabulary in the order of its letters."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-        self.places: Ids = np.empty(vocabulary.size, dtype=np.int64)  # shape (V,), place of each id in that order
-        trie = Trie(vocabulary)
-        self.places[trie.order] = np.arange(vocabulary.size)
-        self.span = trie.span  # the places, first and behind the last, of the tokens that begin with letters
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +38,9 @@ class SortedDistribution:
     weights: Probabilities  # shape (n,)
 
     @staticmethod
-    def of(ids: Ids, probabilities: Probabilities, index: VocabularyIndex) -> "SortedDistribution":
+    def of(ids: Ids, probabilities: Probabilities, trie: Trie) -> "SortedDistribution":
         """A distribution as it is drawn from; both shape (n,)."""
-        places = index.places[ids]
+        places = trie.places[ids]
         order = np.argsort(places)
         return SortedDistribution(places[order], probabilities[order])
 
@@ -79,8 +68,8 @@ class Node:
 class PrefixSums:
     """The sums G(x) of several strings x, added up node by node."""
 
-    def __init__(self, strings: Sequence[Letters], index: VocabularyIndex) -> None:
-        self._index = index
+    def __init__(self, strings: Sequence[Letters], trie: Trie) -> None:
+        self._trie = trie
         self._asked = strings
         self._strings = sorted(set(strings))
         # The nodes of what a string has in common with the one before it were made there. A whole string has no node.
@@ -97,15 +86,15 @@ class PrefixSums:
 
     def add(self, node: Node, distribution: SortedDistribution, last: bool) -> list[Node]:
         """Adds the tokens that complete a string after a node; returns the nodes after it, none if it was the last."""
-        start, longest = len(node.letters), self._index.vocabulary.longest
+        start, longest = len(node.letters), self._trie.vocabulary.longest
         due = [place for place in self._beyond(node.letters) if len(self._strings[place]) - start <= longest]
         if due:
-            spans = [self._index.span(Letters(self._strings[place][start:])) for place in due]
+            spans = [self._trie.span(Letters(self._strings[place][start:])) for place in due]
             self._totals[due] += node.probability * distribution.within(spans)
         return [] if last else list(self._children(node, distribution))
 
     def _children(self, node: Node, distribution: SortedDistribution) -> Iterator[Node]:
-        start, longest = len(node.letters), self._index.vocabulary.longest
+        start, longest = len(node.letters), self._trie.vocabulary.longest
         known = start
         for place in self._beyond(node.letters):
             string = self._strings[place]
@@ -114,8 +103,8 @@ class PrefixSums:
             known = self._common[place + 1] if place + 1 < len(self._common) else 0
 
     def _nodes(self, node: Node, letters: Letters, distribution: SortedDistribution) -> Iterator[Node]:
-        for token in self._index.vocabulary.ids_of(Letters(letters[len(node.letters) :])):
-            weight = distribution.weight(int(self._index.places[token]))
+        for token in self._trie.vocabulary.ids_of(Letters(letters[len(node.letters) :])):
+            weight = distribution.weight(int(self._trie.places[token]))
             if weight > 0:
                 yield Node((*node.path, token), letters, node.probability * weight)
 
@@ -132,7 +121,7 @@ class Scoring:
     """The probabilities of strings as the beginning of one draft."""
 
     running: RunningModel
-    index: Callable[[], VocabularyIndex]  # not called in the event loop, as the first call sorts the vocabulary
+    trie: Callable[[], Trie]  # of the vocabulary; not called in the event loop, as the first call sorts the vocabulary
     source: DrawSource
     session: Hashable
     ids: Path  # what the model was fed when the draft began
@@ -157,7 +146,7 @@ class Scoring:
         """For each string, that the text of the first `tokens` draft tokens begins with it, shape (len(strings),); and
         the seconds in the model.
         """
-        sums = await asyncio.to_thread(lambda: PrefixSums(strings, self.index()))
+        sums = await asyncio.to_thread(lambda: PrefixSums(strings, self.trie()))
         level, seconds = [Node()], 0.0
         for left in range(tokens - 1, -1, -1):
             deeper: list[Node] = []
@@ -218,7 +207,7 @@ class Scoring:
         for node in nodes:
             distribution = self._distributions.get(node.path)
             if distribution is None:
-                distribution = SortedDistribution.of(*distributions[node.path], self.index())
+                distribution = SortedDistribution.of(*distributions[node.path], self.trie())
                 if self._held + len(distribution.places) <= MOST_KEPT:
                     self._held += len(distribution.places)
                     self._distributions[node.path] = distribution

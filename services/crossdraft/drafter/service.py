@@ -11,7 +11,7 @@ from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import Conversation, DraftProgress, Reply, Request, Send
 from crossdraft.drafter.drafting import NO_BRANCHES, BranchShape, Drafting, FinishedBranches, SessionState
 from crossdraft.drafter.sampling import DrawSource, OwnTokens, TargetTokens
-from crossdraft.drafter.scoring import Scoring, VocabularyIndex
+from crossdraft.drafter.scoring import Scoring
 from crossdraft.drafter.tree_drafting import TreeDrafting, TreeShape
 from crossdraft.engine.model_thread import Job
 from crossdraft.engine.served_model import ModelOptions, RunningModel, run_model
@@ -22,6 +22,7 @@ from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
+from crossdraft.text.vocabulary import Trie
 from crossdraft.types.messages import Description, Draft, Drafted, HiddenStates, OpenDrafter, Score, Scored
 from crossdraft.types.rows import Whose
 from crossdraft.verification.noise import KeyedNoise
@@ -45,9 +46,9 @@ class DrafterService:
         return replace(self.running.description, affinity="" if self.affinity is None else self.affinity.target)
 
     @cached_property
-    def index(self) -> VocabularyIndex:
+    def trie(self) -> Trie:
         """The drafter's tokens by their letters; made when the first score is asked for."""
-        return VocabularyIndex(self.running.tokenization.vocabulary)
+        return Trie(self.running.tokenization.vocabulary)
 
     @cached_property
     def _target_noise(self) -> KeyedNoise:
@@ -164,7 +165,7 @@ class DrafterSession:
             columns.follow(context.ids)
         self._give(request.hidden)
         text = context.letters(0, context.offset) if state.source.masking else NOTHING
-        scoring = Scoring(service.running, lambda: service.index, state.source, state, context.ids, text)
+        scoring = Scoring(service.running, lambda: service.trie, state.source, state, context.ids, text)
         if tree is not None:
             return TreeDrafting(state, epoch, tree), scoring
         drafting = Drafting(state, epoch, shape, scoring)
