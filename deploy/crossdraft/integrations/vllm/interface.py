@@ -9,7 +9,6 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import Enum
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -49,14 +48,6 @@ CASES: tuple[tuple[tuple[float, ...], tuple[int, ...]], ...] = (
 
 class NotSupportedError(RuntimeError):
     """This vLLM, or its configuration, cannot be served; the text says what to change."""
-
-
-class Sampling(Enum):
-    """Whether sampled requests are exact with drafts."""
-
-    RIGHT = "right"
-    MENDED = "mended"  # by this module
-    BROKEN = "broken"  # and it cannot be mended here
 
 
 @dataclass(frozen=True)
@@ -150,8 +141,8 @@ class RemoteDrafter:
         self._group: Any = importlib.import_module("vllm.distributed.parallel_state").get_tp_group()
         sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
         # Every rank verifies, so that every rank is checked.
-        sampling = ensure_exact(sampler, torch.device(vllm_config.device_config.device))
-        self._proposals = self._made(vllm_config, options) if may_draft(sampling, options.only_greedy) else None
+        exact = ensure_exact(sampler, torch.device(vllm_config.device_config.device))
+        self._proposals = self._made(vllm_config, options) if may_draft(exact, options.only_greedy) else None
         if self._proposals is not None and self._group.rank_in_group == 0:
             self._proposals.start(START_SECONDS)
             atexit.register(self._proposals.stop)
@@ -228,9 +219,10 @@ def call_to_the_end(speculative_config: Any, context: int) -> None:
     speculative_config.draft_model_config = drafter
 
 
-def may_draft(sampling: Sampling, only_greedy: bool) -> bool:
-    """Whether outputs stay exact. Which requests are sampled is not said to proposers, so that it is all or none."""
-    if sampling is not Sampling.BROKEN or only_greedy:
+def may_draft(exact: bool, only_greedy: bool) -> bool:
+    """Whether outputs stay exact: if sampled requests do, or there are none. Which requests are sampled is not said to
+    proposers, so that it is all or none."""
+    if exact or only_greedy:
         return True
     log.warning(
         "this vLLM samples wrongly with drafts, and crossdraft does not know how to mend it: no drafts are proposed. "
@@ -272,15 +264,14 @@ def is_right(function: Expand, device: torch.device) -> bool:
     return True
 
 
-def ensure_exact(rejection_sampler: ModuleType | Any, device: torch.device) -> Sampling:
-    """Check the function in vLLM's module of the rejection sampler, and replace it there if it is wrong."""
+def ensure_exact(rejection_sampler: ModuleType | Any, device: torch.device) -> bool:
+    """Check the function in vLLM's module of the rejection sampler, and replace it there if it is wrong; whether sampled
+    requests are exact with drafts now."""
     function: Expand | None = getattr(rejection_sampler, NAME, None)
-    if function is None:
-        return Sampling.BROKEN
-    if is_right(function, device):
-        return Sampling.RIGHT
-    if not is_right(expand, device):
-        return Sampling.BROKEN
+    if function is not None and is_right(function, device):
+        return True
+    if function is None or not is_right(expand, device):
+        return False
     setattr(rejection_sampler, NAME, expand)
     log.warning(
         "vLLM's %s does not write its result for floats on %s, so that requests with a temperature above 0 would not "
@@ -288,4 +279,4 @@ def ensure_exact(rejection_sampler: ModuleType | Any, device: torch.device) -> S
         NAME,
         device,
     )
-    return Sampling.MENDED
+    return True
