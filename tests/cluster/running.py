@@ -245,6 +245,14 @@ async def eventually(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
+@contextmanager
+def unchanged(cluster: RunningCluster) -> Iterator[None]:
+    """What the block does leaves every process as it is."""
+    before = cluster.entries()
+    yield
+    asyncio.run(eventually(lambda: cluster.entries() == before))
+
+
 def kill(entry: Entry) -> None:
     """Ends a process as a crash would."""
     os.kill(entry.process, signal.SIGKILL)

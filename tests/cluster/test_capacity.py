@@ -255,11 +255,17 @@ def test_without_room_or_without_other_models_all_is_replaced_at_once() -> None:
     assert steps(after, (), {"one": {"CPU": 16.0}}) == (after,)
 
 
-def surges(found: Processes, before: Processes, cpus: float) -> dict[str, int]:
-    """Percent of replicas that may exist twice."""
-    built = application(found, before, {"one": {"CPU": cpus}})._bound_deployment
-    below = [one._bound_deployment for one in built.init_args[1:] if hasattr(one, "_bound_deployment")]
-    return {one.name: one._deployment_config.max_surge_percent for one in (built, *below)}
+def built(found: Processes, before: Processes = (), nodes: Nodes | None = None) -> dict[str, Any]:
+    """Serve's deployments, by name."""
+    first = application(found, before, nodes or {})._bound_deployment
+    below = [one._bound_deployment for one in first.init_args[1:] if hasattr(one, "_bound_deployment")]
+    return {one.name: one for one in (first, *below)}
+
+
+def surges(found: Processes, before: Processes, *cpus: float) -> dict[str, int]:
+    """Percent of replicas that may exist twice, where nodes have so much left."""
+    left = {name: {"CPU": much} for name, much in zip(("one", "two"), cpus, strict=False)}
+    return {name: one._deployment_config.max_surge_percent for name, one in built(found, before, left).items()}
 
 
 def test_a_replica_starts_before_the_one_that_it_replaces_ends_where_there_is_room_beside_it() -> None:
@@ -277,10 +283,7 @@ def test_more_replicas_start_beside_those_before_only_if_all_have_room() -> None
 
 def test_fronts_start_beside_those_before_only_where_each_node_has_room_for_another() -> None:
     """With room on some nodes only the new ones would wait for ever: Serve ends any of those before, not that one."""
-    fronts, changed = (
-        BEFORE.replace("grpc: {}", "grpc: {replicas: 2}"),
-        BEFORE.replace("grpc: {}", "grpc: {replicas: 2, burst: 9}"),
-    )
+    fronts, changed = (BEFORE.replace("grpc: {}", f"grpc: {{replicas: 2{more}}}") for more in ("", ", burst: 9"))
     nodes = {name: {"CPU": 16.0} for name in ("one", "two")}
 
     def made(text: str) -> Processes:
@@ -288,20 +291,12 @@ def test_fronts_start_beside_those_before_only_where_each_node_has_room_for_anot
         return replicas_of(configuration, placed(processes_of(configuration)[1:], nodes))
 
     for left, surge in ((16.0, 100), (0.0, 0)):
-        found = application(made(changed), made(fronts), {"one": {"CPU": 16.0}, "two": {"CPU": left}})._bound_deployment
-        (grpc,) = (one._bound_deployment for one in found.init_args[1:] if one._bound_deployment.name == "Grpc")
-        assert grpc._deployment_config.max_surge_percent == surge
+        assert surges(made(changed), made(fronts), 16.0, left)["Grpc"] == surge
 
 
 def test_a_replica_of_several_processes_has_a_place_for_each() -> None:
     target = "target: {model: m, tensor_parallel_size: 2, resources: {cpus: 4, gpus: 2}}"
-    found = of(BEFORE.replace("target: {model: m, replicas: 2}", target))
-    built = application(found, (), {})._bound_deployment
-    (deployment,) = (
-        one._bound_deployment
-        for one in built.init_args[1:]
-        if getattr(one, "_bound_deployment", built).name == "Target-small"
-    )
+    deployment = built(of(BEFORE.replace("target: {model: m, replicas: 2}", target)))["Target-small"]
     assert deployment._replica_config.placement_group_bundles == [{"CPU": 2, "GPU": 1}] * 2
 
 

@@ -1,6 +1,5 @@
 """`crossdraft deploy` and `status`, typed where a cluster runs, which was itself deployed so; and what they say."""
 
-import asyncio
 import json
 import subprocess
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from crossdraft.cli import cluster as commands
 from crossdraft.cluster import capacity, status
 from crossdraft.cluster.deploy import ASKING, alone
 from crossdraft.cluster.status import Deployed, Entry, Hosted, Role, deployed_with, hosted, in_short
-from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, eventually
+from tests.cluster.running import HEAD, MODEL, TARGETS, NotServedError, RunningCluster, unchanged
 
 
 def test_status_shows_every_process_and_serves_replicas(cluster: RunningCluster) -> None:
@@ -90,15 +89,14 @@ def test_status_as_json_says_where_each_one_is(cluster: RunningCluster) -> None:
 
 @pytest.mark.full
 def test_what_is_deployed_again_goes_on(cluster: RunningCluster) -> None:
-    before = cluster.entries()
-    done = cluster.command("deploy", cluster.file(cluster.configuration()))
+    with unchanged(cluster):
+        done = cluster.command("deploy", cluster.file(cluster.configuration()))
     assert done.returncode == 0, done.stderr
     assert _lines(done) == [
         ASKING,
         f"HTTP at 127.0.0.1:{cluster.http} of every node with an http front; `crossdraft status` shows which",
         f"gRPC at port {cluster.grpc}; `crossdraft status` shows on which node",
     ]
-    asyncio.run(eventually(lambda: cluster.entries() == before))
 
 
 def test_one_deployment_at_a_time(cluster: RunningCluster) -> None:
@@ -108,11 +106,10 @@ def test_one_deployment_at_a_time(cluster: RunningCluster) -> None:
 
 
 def test_nothing_is_begun_while_a_node_has_another_crossdraft(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch):
-    before = cluster.entries()
     monkeypatch.setattr(capacity, "installed", lambda: "0.2.0+other")
-    with pytest.raises(NotServedError, match=rf"0\.2\.0\+other is to run, and node .*{TARGETS}"):
+    complaint = rf"0\.2\.0\+other is to run, and node .*{TARGETS}"
+    with unchanged(cluster), pytest.raises(NotServedError, match=complaint):
         cluster.deploy(cluster.configuration())
-    asyncio.run(eventually(lambda: cluster.entries() == before))
 
 
 def _lines(done: "subprocess.CompletedProcess[str]") -> list[str]:

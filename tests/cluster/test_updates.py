@@ -20,7 +20,7 @@ from crossdraft.cluster.status import APPLICATION, Role, application_status, dep
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import ServiceError
 from tests.cluster.machines.streams import Stream, Streams
-from tests.cluster.running import HEAD, MODEL, PROMPT, SERVING, TARGETS, RunningCluster, eventually, streams
+from tests.cluster.running import HEAD, MODEL, PROMPT, SERVING, TARGETS, RunningCluster, eventually, streams, unchanged
 from tests.engine.test_loader import rewritten
 from tests.rpc.certificates import Cluster as Certificates
 
@@ -94,9 +94,8 @@ async def test_an_update_drops_no_stream(cluster: RunningCluster) -> None:
 
 
 def test_the_same_again_changes_nothing(cluster: RunningCluster) -> None:
-    before = cluster.entries()
-    assert cluster.deploy(changed(cluster)) == [ASKING]
-    asyncio.run(eventually(lambda: cluster.entries() == before))
+    with unchanged(cluster):
+        assert cluster.deploy(changed(cluster)) == [ASKING]
 
 
 @pytest.mark.full
@@ -148,31 +147,31 @@ async def test_no_output_is_made_by_the_weights_before_and_after_an_update(clust
 
 
 def test_what_nodes_lack_is_said_before_anything_is_begun(cluster: RunningCluster) -> None:
-    before = cluster.entries()
-    with pytest.raises(NotServedError, match=r"target of 'small': 5 wanted, each with .*; there is room for 3"):
+    complaint = r"target of 'small': 5 wanted, each with .*; there is room for 3"
+    with unchanged(cluster), pytest.raises(NotServedError, match=complaint):
         cluster.deploy(changed(cluster).replace("replicas: 1", "replicas: 5"))
-    asyncio.run(eventually(lambda: cluster.entries() == before))
 
 
 def test_a_service_that_cannot_be_run_leaves_the_others_as_they_are(cluster: RunningCluster) -> None:
-    before = cluster.entries()
-    with pytest.raises(NotServedError, match=r"drafter 'other' of 'small' cannot be served on node .*: .*nowhere"):
-        cluster.deploy(changed(cluster, UNSERVED))
-    asyncio.run(eventually(lambda: cluster.entries() == before))
-    with pytest.raises(NotServedError, match="cannot be moved"):
-        cluster.deploy(changed(cluster).replace(f"port: {cluster.http}", "port: 1"))
-    asyncio.run(eventually(lambda: cluster.entries() == before))
+    text = changed(cluster)
+    for wrong, complaint in (
+        (changed(cluster, UNSERVED), r"drafter 'other' of 'small' cannot be served on node .*: .*nowhere"),
+        (text.replace(f"port: {cluster.http}", "port: 1"), "cannot be moved"),
+    ):
+        with unchanged(cluster), pytest.raises(NotServedError, match=complaint):
+            cluster.deploy(wrong)
 
 
 @pytest.mark.full
 def test_what_cannot_be_run_in_place_of_a_service_leaves_it_as_it_is(cluster: RunningCluster) -> None:
-    before = cluster.entries()
-    with pytest.raises(NotServedError, match=r"drafter 'byte-level' of 'small' cannot be served on node .*: .*nowhere"):
-        cluster.deploy(changed(cluster).replace("bundled:drafter-b", "/nowhere"))  # it has no room beside the old one
-    asyncio.run(eventually(lambda: cluster.entries() == before))
-    with socket.create_server((HEAD, 0)) as taken, pytest.raises(NotServedError, match=f"cannot listen on {HEAD}"):
-        cluster.deploy(changed(cluster).replace(f"port: {cluster.grpc}", f"port: {taken.getsockname()[1]}"))
-    asyncio.run(eventually(lambda: cluster.entries() == before))
+    text, unserved = changed(cluster), r"drafter 'byte-level' of 'small' cannot be served on node .*: .*nowhere"
+    with socket.create_server((HEAD, 0)) as taken:
+        for wrong, complaint in (
+            (text.replace("bundled:drafter-b", "/nowhere"), unserved),  # it has no room beside the old one
+            (text.replace(f"port: {cluster.grpc}", f"port: {taken.getsockname()[1]}"), f"cannot listen on {HEAD}"),
+        ):
+            with unchanged(cluster), pytest.raises(NotServedError, match=complaint):
+                cluster.deploy(wrong)
 
 
 @pytest.mark.full

@@ -7,7 +7,6 @@ host with orchestrators, which has none. The head goes on alone where all others
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from collections import Counter
@@ -16,15 +15,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.machines.person import FILE, PORT, REPOSITORY, Person, deploy, person, processes
+from tests.cluster.machines.person import FILE, OFFERS, PORT, REPOSITORY, Person, deploy, person, processes
 from tests.cluster.machines.streams import REPEATS, Stream, Streams, client_of, faults_of
 
-OFFERS = {
-    "drafter": {"drafter": 1},
-    "target": {"target": 1},
-    "front": {"ingress": 8},
-    "orchestrator": {"orchestrator": 8},
-}
 HEAD = '{"ingress": 8, "target": 1, "orchestrator": 8, "drafter": 1}'
 AFTER = 15.0  # seconds that clients go on after a loss
 KNOWN_SECONDS = 300.0
@@ -54,20 +47,6 @@ class Loss:
             for host, pause in pauses.items()
         )
         return (self.host, str(len(ended)), str(broken), str(len(self.faults) - broken), ", ".join(written))
-
-
-async def bring_up(somebody: Person, sources: Path = REPOSITORY) -> None:
-    """Everything is deployed, on all machines, from a checkout."""
-    somebody.spare()
-    somebody.replace(FILE, """'{"ingress": 8}'""", f"'{HEAD}'")
-    for name, offer in OFFERS.items():
-        folder = somebody.machines[name].home / "crossdraft"
-        (folder / "offers.json").write_text(json.dumps(offer), encoding="ascii")
-    await somebody.make_wheel(sources)
-    await somebody.ray("get-auth-token", "--generate")
-    await somebody.ray("up", "--yes", FILE)
-    await somebody.all_alive(300.0)
-    await deploy(somebody)
 
 
 async def loss(
@@ -100,7 +79,9 @@ async def measure(
 ) -> list[Loss]:
     """The hosts are lost one after the other, of a cluster that is brought up for it."""
     async with person(["head", *OFFERS], folder) as somebody:
-        await bring_up(somebody, sources)
+        somebody.replace(FILE, """'{"ingress": 8}'""", f"'{HEAD}'")
+        await somebody.bring_up(sources)
+        await deploy(somebody)
         async with client_of(somebody.url) as client:
             undisturbed = await Streams(client, range(1, clients + 1), tokens).run()
         left, fronts, losses = Counter(one["role"] for one in await processes(somebody)), list(ASKED), list[Loss]()

@@ -7,35 +7,14 @@ without delay and then with that of one machine's link after the other.
 import argparse
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.machines.machines import Machine
-from tests.cluster.machines.person import CONFIGURATION, FILE, REPOSITORY, Person, person
+from tests.cluster.machines.person import CONFIGURATION, OFFERS, REPOSITORY, Person, person
 
-OFFERS = {
-    "front": '{"ingress": 8}',
-    "orchestrator": '{"orchestrator": 8}',
-    "target": '{"target": 1}',
-    "drafter": '{"drafter": 1}',
-}
 LINKS = {"front": "front and orchestrator", "target": "orchestrator and target", "drafter": "orchestrator and drafter"}
 SCRIPT = REPOSITORY / "deploy" / "loadtest" / "cluster.py"
-
-
-@asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[Person]:
-    """Who has a cluster of these machines up, with nothing deployed."""
-    async with person(["head", *OFFERS], folder) as somebody:
-        somebody.spare()
-        for name, offer in OFFERS.items():
-            await somebody.machines[name].run(f"mkdir -p ~/crossdraft && echo '{offer}' > ~/crossdraft/offers.json")
-        await somebody.make_wheel()
-        await somebody.ray("get-auth-token", "--generate")
-        await somebody.ray("up", "--yes", FILE)
-        await somebody.all_alive(300.0)
-        yield somebody
 
 
 async def measured(somebody: Person, *options: str) -> str:
@@ -49,7 +28,8 @@ async def measured(somebody: Person, *options: str) -> str:
 
 async def tables(delays: Sequence[float], options: Sequence[str], folder: Path) -> None:
     """Prints them."""
-    async with cluster(folder) as somebody:
+    async with person(["head", *OFFERS], folder) as somebody:
+        await somebody.bring_up()
         print(await measured(somebody, *options), flush=True)
         for name, link in LINKS.items():
             for delay in filter(None, delays):

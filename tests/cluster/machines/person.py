@@ -22,6 +22,12 @@ FILE = "deploy/cluster.local.yaml"
 CONFIGURATION = "~/crossdraft/serve.yaml"  # on the head
 PORT = 8000
 WORDS = 2000  # characters of what a command said that are shown when it fails
+OFFERS = {  # of machines that are named after what they run
+    "drafter": {"drafter": 1},
+    "target": {"target": 1},
+    "front": {"ingress": 8},
+    "orchestrator": {"orchestrator": 8},
+}
 ALIVE = """
 import ray, sys, time
 ray.init("auto", log_to_driver=False, logging_level="ERROR")
@@ -92,6 +98,17 @@ class Person:
         build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(dist)]
         await self.run("make wheel", *build, cwd=sources)
 
+    async def bring_up(self, sources: Path = REPOSITORY) -> None:
+        """A cluster of all machines, from a checkout, with nothing deployed."""
+        self.spare()
+        for name in OFFERS.keys() & self.machines.keys():
+            offers = self.machines[name].home / "crossdraft" / "offers.json"
+            offers.write_text(json.dumps(OFFERS[name]), encoding="ascii")
+        await self.make_wheel(sources)
+        await self.ray("get-auth-token", "--generate")
+        await self.ray("up", "--yes", FILE)
+        await self.all_alive()
+
     async def ray(self, *words: str, seconds: float = 600.0, name: str | None = None) -> str:
         """A command of Ray's; what it said."""
         return await self.run(
@@ -108,7 +125,7 @@ class Person:
         command = f"bash -ic {_quoted(f'python -c {_quoted(script)} {line}')}"
         await self.run(f"python on {self.head.name}", *self.head.ssh(command), seconds=seconds)
 
-    async def all_alive(self, seconds: float = 120.0) -> None:
+    async def all_alive(self, seconds: float = 300.0) -> None:
         """Returns once every machine is a node."""
         await self.on_head(ALIVE, str(len(self.machines)), seconds=seconds)
 

@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from crossdraft.lab.emulation.network import NoEmulationError
-from tests.cluster.machines.host_losses import OFFERS, measure
+from tests.cluster.machines.host_losses import measure
 from tests.cluster.machines.machines import Machine, machines
-from tests.cluster.machines.person import FILE, Person, deploy, person, processes
+from tests.cluster.machines.person import FILE, OFFERS, Person, deploy, person, processes
 from tests.cluster.machines.streams import client_of, first_piece
 from tests.rpc.clock import HANGS
 
@@ -68,10 +68,7 @@ async def somebody(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pe
     """Who has a cluster up, with everything deployed."""
     with emulated():
         async with person(["head", "left", "right"], tmp_path_factory.mktemp("cluster")) as found:
-            found.spare()
-            await found.make_wheel()
-            await found.ray("get-auth-token", "--generate")
-            await found.ray("up", "--yes", FILE)
+            await found.bring_up()
             await deploy(found)
             yield found
 
