@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from crossdraft.cli.demo import MODELS, DemoOutput, comparison, demo, explanation, speedup
-from tests.cli.conftest import Cli
 from tests.serving.fakes import figures
 
 
@@ -42,8 +41,3 @@ def test_texts_that_differ_are_told_apart() -> None:
     assert comparison("same", "same") == "the texts are equal"
     assert "DIFFER from character 2 on" in comparison("same", "safe")
     assert "DIFFER from character 4 on" in comparison("same", "same and more")
-
-
-def test_what_cannot_be_asked_for(cli: Cli) -> None:
-    ended = cli("demo", "-k", "0")
-    assert (ended.code, ended.err) == (2, "crossdraft: --num-speculative-tokens must be between 1 and 64, got 0\n")

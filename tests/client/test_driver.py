@@ -7,7 +7,7 @@ import pytest
 
 from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Services
-from crossdraft.rpc.errors import BadRequest, Closed, Internal, ServiceError, Unreachable
+from crossdraft.rpc.errors import BadRequest, Internal, ServiceError, Unreachable
 from crossdraft.session.events import (
     Close,
     Command,
@@ -107,14 +107,6 @@ async def test_a_failure_says_whether_another_service_may_do_it(error: ServiceEr
     session = Scripted([target_open()], (Lost, [DONE]))
     await run(session, services_of(MemoryTarget(refuses=error)))
     assert session.events == [Lost(1, error, elsewhere)]
-
-
-async def test_a_session_that_ends_is_lost() -> None:
-    ended = Closed("the target ended the session")
-    target = MemoryTarget(error=ended, fails_at=1)
-    session = Scripted([target_open()], (Ready, [Send(1, PASS)]), (Lost, [DONE]))
-    await run(session, services_of(target))
-    assert (session.events[-1], target.closed) == (Lost(1, ended, True), 1)
 
 
 async def test_the_next_lane_opens_at_an_address_that_did_not_fail() -> None:

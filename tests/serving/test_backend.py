@@ -22,7 +22,7 @@ from crossdraft.serving import backend as backends
 from crossdraft.serving.grpc import GenerationServer
 from tests.rpc.clock import until
 from tests.rpc.linked import PuppetService
-from tests.serving.fakes import TOY, FakeBackend, figures
+from tests.serving.fakes import figures
 from tests.serving.http.conftest import Front, fault, front
 from tests.serving.ports import free_port
 from tests.text.kinds import kind
@@ -243,9 +243,9 @@ async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_
     port = free_port()
     async with (
         backends.LocalBackend(backends.LocalModel("demo", (f"127.0.0.1:{port}",), aliases=("other",))) as outputs,
-        front(outputs) as served,
-        asyncio.timeout(60),
+        fronts(outputs) as (served, _, watch),
     ):
+        assert (await watch.read()).status == STATUS.NOT_SERVING
         assert (await served.post("/tokenize", prompt="x")).status_code == 503
         why = "demo: targets: not there yet (unreachable); tried again"
         assert f"no model can be served yet. {why}" in await becomes(served, 503)
@@ -255,13 +255,3 @@ async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_
             assert (asked.status_code, text in fault(asked)["message"]) == (status, True)
         async with target(port):
             assert (await served.post("/tokenize", prompt="x")).json()["count"] == 1
-
-
-async def test_a_front_that_begins_before_its_targets_is_not_ready() -> None:
-    outputs = FakeBackend(served=())
-    async with fronts(outputs) as (served, _, watch):
-        assert "no model can be served yet" in await becomes(served, 503)
-        assert (await watch.read()).status == STATUS.NOT_SERVING
-        outputs.served = (TOY, replace(TOY, name="gone", there=False))
-        assert (await watch.read()).status == STATUS.SERVING
-        assert await becomes(served, 200) == '{"status":"ready","models":["toy"]}'

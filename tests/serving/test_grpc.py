@@ -346,17 +346,6 @@ async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
         await ending
 
 
-async def test_a_server_that_ends_gives_up_what_takes_longer() -> None:
-    outputs = FakeBackend(waits_after=1)
-    server = GenerationServer(outputs, Listening(grace_seconds=0))
-    await server.start()
-    async with GenerationClient(server.address) as client:
-        generation = client.replies(ASKED)
-        await anext(generation)
-        await server.drain()
-        await outputs.wait_running(0)
-
-
 def generated_by_reflection(address: str) -> list[str]:
     """Asks for an output with nothing but what the server says of itself."""
     with grpc.insecure_channel(address) as channel:

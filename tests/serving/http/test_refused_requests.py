@@ -370,12 +370,22 @@ async def test_an_error_before_the_first_token_has_its_status(served, outputs, e
     await outputs.wait_running(0)
 
 
-async def test_an_error_in_a_stream_is_its_last_event(served: Front, outputs: FakeBackend) -> None:
-    outputs.fault, outputs.fault_after = errors.TimedOut("late"), 3
-    stream = await served.complete(stream=True)
-    assert [(await anext(stream)).choices[0].text for _ in range(2)] == ["He", "é"]
+@pytest.mark.parametrize("n", [1, 2])
+async def test_an_error_in_a_stream_is_its_last_event_and_ends_its_other_outputs(served, outputs, n, monkeypatch):
+    texts, late = [], iter([errors.TimedOut("late")])
+
+    async def before(number: int) -> None:
+        if number == 3:
+            for error in late:
+                raise error
+            await outputs.go_on.wait()  # another output waits for ever
+
+    monkeypatch.setattr(outputs, "_before", before)
+    stream = await served.complete(stream=True, n=n)
     with pytest.raises(APIError, match="no target answered in time"):
-        await anext(stream)
+        [texts.append(chunk.choices[0].text) async for chunk in stream]
+    assert texts == ["He", "é"] or n == 2
+    await outputs.wait_running(0)
 
 
 async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBackend) -> None:
