@@ -19,8 +19,9 @@ from crossdraft.rpc.server import Server
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter
 from crossdraft.types.rows import DraftToken, Row
+from tests.engine.gathering import standing
 from tests.rpc.sessions import DrafterClient, ServiceSession
-from tests.services.conftest import AT_ONCE
+from tests.services.conftest import AT_ONCE, direct
 
 LIMIT_SECONDS = 120  # seconds
 
@@ -88,6 +89,20 @@ def masked_to_its_ids(cut: Row, full: Row) -> None:
     """The row has the shares that its ids have in the full one."""
     expected = full.probabilities_of(cut.ids) / full.probabilities_of(cut.ids).sum()
     np.testing.assert_allclose(cut.probabilities, expected, atol=1e-5)
+
+
+async def together(model: RunningModel, openings: Sequence[OpenDrafter], *drafts: Draft) -> list[Drafted]:
+    """The replies to drafts that are asked for at once, one of each session; the model waits until all are there."""
+    sessions = [await direct(DrafterService(model), opening) for opening in openings]
+    for session in sessions:
+        await session.answer(Draft(1, 0, NOTHING, 1))  # the prompt is computed
+    async with standing(model.thread):
+        for session, draft in zip(sessions, drafts, strict=True):
+            session.ask(draft)
+    replies = [await session.receive() for session in sessions]
+    for session in sessions:
+        session.close()
+    return replies
 
 
 class Gate:

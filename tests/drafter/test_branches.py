@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.drafter.service import DrafterService
 from crossdraft.engine import attention, distributions, model_thread, runner, scheduler, served_model
 from crossdraft.engine.batch import StepInputs
 from crossdraft.engine.engine import Engine
@@ -27,12 +26,11 @@ from crossdraft.text.letters import NOTHING, Letters, Side, common_length, from_
 from crossdraft.types.messages import Advance, Branch, Draft, Drafted, NoiseKey, OpenDrafter, SamplingOptions
 from crossdraft.types.trees import ROOT, tree_width
 from crossdraft.verification.noise import KeyedNoise
-from tests.drafter.streaming import Epoch, gated
-from tests.engine.gathering import standing
+from tests.drafter.streaming import Epoch, gated, together
 from tests.engine.taped import by_marks, taped, waits
 from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient, ServiceSession
-from tests.services.conftest import direct, loaded, running, save
+from tests.services.conftest import loaded, running, save
 from tests.text.kinds import kind
 
 PROMPT = from_bytes(b"The quick brown fox")
@@ -458,20 +456,6 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningModel]
 def captured_model(captured: RunningModel, monkeypatch: pytest.MonkeyPatch) -> RunningModel:
     as_on_a_gpu(monkeypatch)
     return captured
-
-
-async def together(model: RunningModel, openings: Sequence[OpenDrafter], *drafts: Draft) -> list[Drafted]:
-    """The replies to drafts that are asked for at once, one of each session; the model waits until all are there."""
-    sessions = [await direct(DrafterService(model), opening) for opening in openings]
-    for session in sessions:
-        await session.answer(Draft(1, 0, NOTHING, 1))  # the prompt is computed
-    async with standing(model.thread):
-        for session, draft in zip(sessions, drafts, strict=True):
-            session.ask(draft)
-    replies = [await session.receive() for session in sessions]
-    for session in sessions:
-        session.close()
-    return replies
 
 
 def sent(reply: Drafted) -> tuple[object, ...]:

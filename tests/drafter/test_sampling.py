@@ -25,12 +25,11 @@ from crossdraft.text.vocabulary import tokenizer_digest
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.verification.noise import KeyedNoise, fault_of_draw
-from tests.drafter.streaming import drafted, first_row, masked_to_its_ids
-from tests.engine.gathering import standing
+from tests.drafter.streaming import drafted, first_row, masked_to_its_ids, together
 from tests.engine.taped import waits
 from tests.engine.tiny import result
 from tests.rpc.sessions import DrafterClient
-from tests.services.conftest import AT_ONCE, direct, drafting, running_of
+from tests.services.conftest import AT_ONCE, drafting, running_of
 from tests.text.kinds import kind
 
 T = TypeVar("T")
@@ -95,23 +94,16 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", [*([each] for each in SETTINGS), [*SETTINGS]], ids=lambda names: names[-1])
 async def test_a_draft_waits_for_the_device_once(drafter_model, monkeypatch, settings):
     """Several sessions together, also with settings of which none is like another."""
-    sessions = []
-    for number, name in enumerate(3 * settings if len(settings) == 1 else settings):
-        options, noise, width = SETTINGS[name]
-        opening = OpenDrafter(from_bytes(b"The quick" + bytes(number)), options, noise, width)
-        session = await direct(DrafterService(drafter_model), opening)
-        await session.answer(Draft(1, 0, Letters(""), 1))  # the prompt is computed
-        sessions.append(session)
-    steps = drafter_model.thread.steps
+    openings = [
+        OpenDrafter(from_bytes(b"The quick" + bytes(number)), *SETTINGS[name])
+        for number, name in enumerate(3 * settings if len(settings) == 1 else settings)
+    ]
+    steps, count = drafter_model.thread.steps, len(openings)
     with waits(monkeypatch) as calls:
-        async with standing(drafter_model.thread):
-            for session in sessions:
-                session.ask(Draft(2, 0, Letters(""), 5))
-        drafts = [await session.receive() for session in sessions]
-    assert [len(draft.draft_tokens) for draft in drafts] == [5] * len(sessions)
-    assert (calls, drafter_model.thread.steps - steps) == (["cpu"], 5)
-    for session in sessions:
-        session.close()
+        drafts = await together(drafter_model, openings, *[Draft(2, 0, Letters(""), 5)] * count)
+    assert [len(draft.draft_tokens) for draft in drafts] == [5] * count
+    assert calls == ["cpu"] * (count + 1)  # of the prompts, and of all drafts
+    assert drafter_model.thread.steps - steps == count + 5
 
 
 @pytest.fixture(scope="session")
