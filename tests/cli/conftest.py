@@ -21,6 +21,17 @@ from tests.serving.exposed import samples
 
 __all__ = ["drafter_folder", "nowhere", "one_thread", "taken", "target_folder", "unhurried"]
 COMMAND = [sys.executable, "-m", "crossdraft.cli"]
+SCRIPT = """
+import sys
+{}
+from crossdraft.cli.app import main
+for words in sys.argv[1:]:
+    try:
+        main(words.split())
+    except SystemExit as ended:
+        code = ended.code
+sys.exit(code)
+"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,13 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
 
     return run
+
+
+def lacking(how: str, *commands: str) -> "subprocess.CompletedProcess[str]":
+    """Commands in a Python that this line of code has taken something from; the status is the last one's."""
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(how), *commands], capture_output=True, text=True, cwd="/"
+    )
 
 
 @contextmanager

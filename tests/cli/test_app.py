@@ -20,7 +20,7 @@ from crossdraft.config import request
 from crossdraft.config.fields import COMMAS
 from crossdraft.serving.limits import MIN_LENGTH
 from crossdraft.verification.methods import METHODS
-from tests.cli.conftest import COMMAND, Cli
+from tests.cli.conftest import COMMAND, Cli, lacking
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "grpc", "numpy", "ray", "fastapi", "crossdraft.client", "huggingface_hub")
@@ -65,37 +65,23 @@ def test_what_runs_no_model_imports_none_and_what_is_wrong_is_said_before_anythi
     assert [line[: len(begin)] for line, begin in zip(said, begins, strict=True)] == begins
 
 
-# The laboratory's root is a folder on the path in a checkout; a wheel does not have it.
-INSTALLED = f"""
-import sys
-sys.path = [one for one in sys.path if one != {str(REPOSITORY / "lab")!r}]
-from crossdraft.cli.app import main
-for words in sys.argv[1:]:
-    try:
-        main(words.split())
-    except SystemExit as ended:
-        code = ended.code
-sys.exit(code)
-"""
-
-
-def without_laboratory(*commands: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", INSTALLED, *commands], capture_output=True, text=True, cwd="/")
+# Its root is a folder on the path in a checkout; a wheel does not have it.
+WITHOUT_LABORATORY = f"sys.path.remove({str(REPOSITORY / 'lab')!r})"
 
 
 def test_without_the_laboratory_its_commands_say_where_it_is_and_help_does_not_list_them() -> None:
-    done = without_laboratory("bench controller --json x", "bench --help", "loadtest -k 2")
+    done = lacking(WITHOUT_LABORATORY, "bench controller --json x", "bench --help", "loadtest -k 2")
     assert (done.returncode, done.stdout) == (2, "")
     assert [line.split("`")[1] for line in done.stderr.splitlines() if "` is of the laboratory" in line] == [
         "crossdraft bench", "crossdraft bench", "crossdraft loadtest"
     ]  # fmt: skip
-    shown = without_laboratory("--help").stdout
+    shown = lacking(WITHOUT_LABORATORY, "--help").stdout
     assert ("generate" in shown, "bench" in shown) == (True, False)
 
 
 def test_what_only_the_laboratory_emulates_is_refused_without_it() -> None:
     models = ("--model inflated:7x512:bundled:target", "--model random:llama", "--model bundled:target --pace 1,0")
-    done = without_laboratory(*(f"serve drafter {words}" for words in models))
+    done = lacking(WITHOUT_LABORATORY, *(f"serve drafter {words}" for words in models))
     assert done.returncode in (1, 2)
     for what in ("inflated:7x512:bundled:target", "random:llama", "--pace or --logit-noise"):
         assert f"{what} is of the laboratory" in done.stderr

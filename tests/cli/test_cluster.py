@@ -1,8 +1,6 @@
 """`crossdraft deploy`, `status`, `undeploy`, as far as they go without a cluster."""
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,7 +8,7 @@ import pytest
 
 from crossdraft.cli import cluster
 from crossdraft.cluster.config import parse
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, lacking
 
 SMALLEST = "models:\n  - name: small\n    target: {model: bundled:target}\n"
 
@@ -46,13 +44,7 @@ def test_a_head_that_says_nothing_is_named(cli: Cli, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("missing", [("ray",), ("ray", "yaml")])
 def test_without_the_extra_a_cluster_command_names_it(missing: tuple[str, ...]) -> None:
-    script = f"""
-import sys
-sys.modules.update(dict.fromkeys({missing}))
-from crossdraft.cli.app import main
-main(["status", "--address", "127.0.0.1:1"])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = lacking(f"sys.modules.update(dict.fromkeys({missing}))", "status --address 127.0.0.1:1")
     needed = "a cluster needs the extra `cluster`: in the checkout, run pip install -c constraints.txt -e '.[cluster]'"
     assert (done.returncode, done.stderr) == (1, f"crossdraft: {needed}\n")
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.serving.backend import LocalModel, LocalOptions
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import Draft, OpenDrafter, SamplingOptions
-from tests.cli.conftest import Cli, metric, serving
+from tests.cli.conftest import Cli, lacking, metric, serving
 from tests.rpc.sessions import DrafterClient
 from tests.services.conftest import save
 from tests.text.kinds import kind
@@ -510,17 +509,9 @@ def test_how_long_outputs_wait_for_a_target(cli: Cli, monkeypatch: pytest.Monkey
 
 
 def test_without_the_extra_only_http_cannot_be_served() -> None:
-    script = """
-import sys
-sys.modules.update(fastapi=None, uvicorn=None, starlette=None)
-from crossdraft.cli.app import main
-for front in ("http", "grpc"):
-    try:
-        main(["serve", front, "--target", "nowhere", "--model", "tiny"])
-    except SystemExit as ended:
-        assert ended.code in (1, 2)
-"""
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
+    missing = "sys.modules.update(fastapi=None, uvicorn=None, starlette=None)"
+    done = lacking(missing, *(f"serve {front} --target nowhere --model tiny" for front in ("http", "grpc")))
+    assert done.returncode == 2
     http, grpc = done.stderr.splitlines()
     assert "HTTP needs the extra `http`: in the checkout, run pip install -c constraints.txt -e '.[http]'" in http
     assert "--target must be HOST:PORT" in grpc
