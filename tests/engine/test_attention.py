@@ -181,9 +181,14 @@ def test_the_kernel_divides_a_long_context(dtype: torch.dtype, apart: float, par
 
 
 FOR_A_GPU = """
+import sys
+from unittest.mock import Mock
+
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+# No kernel needs it, and its import takes longer than all of this.
+sys.modules.update({f"transformers{part}": Mock() for part in ("", ".integrations.sdpa_attention", ".masking_utils")})
 from crossdraft.engine import attention
 
 def shared(kernel, pointers, fixed):
