@@ -19,7 +19,7 @@ from crossdraft.text.pairs import Pair
 from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import Ids, Probabilities, Row
 from crossdraft.verification.chooser import Chooser
-from crossdraft.verification.methods import Method
+from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
 from tests.clock import Stage, run_session
 from tests.ports import OPEN_TARGET, assignment
 from tests.tables import (
@@ -36,6 +36,8 @@ from tests.verification.enumerating import distance, distribution_of, total_vari
 END = ControlRole.END_OF_SEQUENCE.letter
 TURN = ControlRole.END_OF_TURN.letter
 EXACT = 1e-12
+ROWS = (STANDARD, UNION, TLI, RDK, COUPLED, COUPLED_SHARED)  # methods that judge rows
+METHODS = (*ROWS[:4], SLEM, *ROWS[4:])  # that draft on
 MOST_STEPS = 300
 
 
