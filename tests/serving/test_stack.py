@@ -18,7 +18,6 @@ from crossdraft.client import GenerationRequest, Overlap, Pipeline, SamplingOpti
 from crossdraft.config.engine import NgramOptions
 from crossdraft.drafter.ngram import ngram_server
 from crossdraft.drafter.service import drafter_server
-from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.server import Server
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import GenerationServer
@@ -27,6 +26,7 @@ from crossdraft.target.service import target_server
 from crossdraft.types.request import Chat, Message
 from tests.client.together import ended
 from tests.endtoend.reference import Reference
+from tests.endtoend.stack import TARGET, model
 from tests.rpc.clock import until
 from tests.rpc.linked import AT_ONCE
 from tests.serving.http.conftest import MESSAGES, Front, fault, front
@@ -71,15 +71,14 @@ class Stack:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    options = {name: ModelOptions(f"bundled:{name}", cache_mib=256, threads=1) for name in ("target", "drafter-b")}
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n\n{% endfor %}Assistant:")
-    options["target"] = replace(options["target"], chat_template=template)
     async with AsyncExitStack() as exits:
-        target = await exits.enter_async_context(await target_server(options["target"], AT_ONCE))
-        drafter = await exits.enter_async_context(await drafter_server(options["drafter-b"], AT_ONCE))
-        model = LocalModel("demo", (target.address,), (NamedDrafter("b", (drafter.address,)),), ("other",))
-        backend = await exits.enter_async_context(LocalBackend(model, LocalOptions(MAX)))
+        templated = replace(model(TARGET), chat_template=template)
+        target = await exits.enter_async_context(await target_server(templated, AT_ONCE))
+        drafter = await exits.enter_async_context(await drafter_server(model("drafter-b"), AT_ONCE))
+        served = LocalModel("demo", (target.address,), (NamedDrafter("b", (drafter.address,)),), ("other",))
+        backend = await exits.enter_async_context(LocalBackend(served, LocalOptions(MAX)))
         http = await exits.enter_async_context(front(backend))
         grpc = await exits.enter_async_context(GenerationServer(backend, AT_ONCE))
         client = await exits.enter_async_context(Client(grpc.address))
@@ -276,9 +275,9 @@ async def test_a_character_that_the_prompt_begins_and_the_output_ends_is_one(sta
 async def test_an_echo_is_the_text_of_the_prompt_also_where_its_tokenizer_begins_it_with_a_space() -> None:
     reference = Reference("drafter-a")
     async with AsyncExitStack() as exits:
-        server = await target_server(ModelOptions("bundled:drafter-a", cache_mib=64, threads=1), AT_ONCE)
-        model = LocalModel("demo", ((await exits.enter_async_context(server)).address,))
-        http = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(model))))
+        server = await target_server(model("drafter-a"), AT_ONCE)
+        served = LocalModel("demo", ((await exits.enter_async_context(server)).address,))
+        http = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(served))))
         asked: dict[str, Any] = {"model": "demo", "max_tokens": 2, "echo": True}
         for prompt in (PROMPT, f" {PROMPT}", reference.encode(PROMPT)):
             text = prompt if isinstance(prompt, str) else PROMPT
@@ -384,7 +383,7 @@ async def test_the_drafter_is_chosen_where_a_request_names_none(stack: Stack) ->
             assert (await both.openai.models.retrieve("demo")).to_dict()["auto"] == fastest == max(gains, key=gains.get)  # type: ignore[arg-type]
 
 
-async def test_the_bundled_chat_model_calls_tools_says_what_they_answer_and_writes_json() -> None:
+async def test_the_bundled_chat_model_calls_tools_says_what_they_answer_and_writes_json(stack: Stack) -> None:
     """OpenAI's client in the loop of an agent: nothing is constrained but the form of calls."""
     weather = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     sums = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
@@ -396,12 +395,10 @@ async def test_the_bundled_chat_model_calls_tools_says_what_they_answer_and_writ
         )
     ]
     async with AsyncExitStack() as exits:
-        chatting, helping = (ModelOptions(f"bundled:{one}", cache_mib=256, threads=1) for one in ("chat", "drafter-b"))
-        target = await exits.enter_async_context(await target_server(chatting, AT_ONCE))
-        drafter = await exits.enter_async_context(await drafter_server(helping, AT_ONCE))
-        model = LocalModel("chat", (target.address,), (NamedDrafter("b", (drafter.address,)),))
-        served = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(model))))
-        chat = served.openai.chat.completions
+        target = await exits.enter_async_context(await target_server(model("chat"), AT_ONCE))
+        served = LocalModel("chat", (target.address,), (NamedDrafter("b", (stack.servers[1].address,)),))
+        http = await exits.enter_async_context(front(await exits.enter_async_context(LocalBackend(served))))
+        chat = http.openai.chat.completions
         asked: Any = {"model": "chat", "temperature": 0, "max_completion_tokens": 80, "tools": tools}
         for drafter in ("b", "none"):
             asked["extra_body"] = {"speculative": {"drafter": drafter}}
