@@ -449,7 +449,7 @@ def test_pods_come_with_the_load_and_are_ended_one_by_one_and_the_head_not_where
     assert budgets == wanted | {"headgroup": 0 if chart.values["gcsFaultTolerance"] else 1}
 
 
-def test_files_of_the_configuration_are_where_it_is_read(chart: Rendered, tmp_path: Path) -> None:
+def test_files_of_the_configuration_are_where_it_is_read(chart: Rendered) -> None:
     security, grpc, secrets = chart.configuration.security, chart.configuration.grpc, chart.values["secrets"]
     files = {*filter(None, (security.api_keys, grpc.ssl_certfile, grpc.ssl_keyfile))}
     files |= set() if security.tls is None else {*vars(security.tls).values()}

@@ -75,7 +75,7 @@ def test_every_run_is_one_for_a_shell() -> None:
         assert (checked.returncode, checked.stderr) == (0, ""), script
 
 
-def test_the_requirements_of_the_image_are_the_projects(tmp_path: Path) -> None:
+def test_the_requirements_of_the_image_are_the_projects() -> None:
     (run,) = [run for run in of("RUN") if "tomllib" in run]
     script = re.search(r'python -c "(.*?)" >', run)
     source = script[1].replace("\\n", "\n").replace("/build/", f"{REPOSITORY}/").replace("sep='\n'", "sep=chr(10)")

@@ -133,7 +133,7 @@ async def test_scores_are_sums_over_all_drafts(drafter, drafter_model, few, row_
 
 
 @pytest.mark.parametrize("room", [20, TOKENS - 1])
-async def test_however_small_the_trees_are_the_scores_are_the_same(drafter, drafter_model, few, monkeypatch, room):
+async def test_however_small_the_trees_are_the_scores_are_the_same(drafter, few, monkeypatch, room):
     words = Letters(" dog the" * 3)
     opening = OpenDrafter(words, SamplingOptions(), None, 5, few)
     strings = strings_up_to(4)

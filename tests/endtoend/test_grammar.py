@@ -204,7 +204,7 @@ async def test_the_law_is_that_of_the_model_masked_and_normalized(stack, law, me
         assert not last, (found, law)
 
 
-async def test_where_it_is_cut_it_is_the_beginning_of_something_valid(stack: Stack, reference: Reference) -> None:
+async def test_where_it_is_cut_it_is_the_beginning_of_something_valid(stack: Stack) -> None:
     options = SamplingOptions(0, grammar=DENSE)
     for request in requests(options):
         (whole,) = await stack.run(None, [request])

@@ -235,7 +235,7 @@ def test_a_device_draws_what_the_host_draws_bit_by_bit(rows: list[tuple[tuple[No
                 assert ids[place] == MANY_NOISE.draw(np.array(ids), np.array(row), key, offset)
 
 
-def test_of_two_that_arrive_at_once_the_lower_id_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_arrive_at_once_the_lower_id_is_drawn() -> None:
     twins = Clocks(KeyedNoise([Letters("a")] * 4, [0] * 4), CPU)  # all have the same noise
     weights, at = torch.full((1, 4), 0.25, dtype=torch.float64), Moments.of([(KEY, 0)], CPU)
     assert int(twins.draw(weights, at)) == 0

@@ -35,7 +35,7 @@ from crossdraft.types.messages import (
 from crossdraft.types.output import Token
 from crossdraft.types.request import MOST_PATHS, WIDEST, Chat, GenerationRequest, Message, Overlap
 from crossdraft.types.rows import DraftToken, Row, Whose
-from crossdraft.types.statistics import Counts, Kind, LaneFigures, Statistics, Times
+from crossdraft.types.statistics import Kind, LaneFigures, Statistics
 from crossdraft.types.trees import TokenTree
 from crossdraft.v1 import common_pb2, drafter_pb2, generation_pb2, target_pb2
 from crossdraft.verification.prefixes import MAX_ASKED
@@ -457,8 +457,6 @@ TEXTS = st.text(max_size=8)
 IDS = st.tuples() | st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
 COUNTS = st.integers(0, 2**32 - 1)
 MESSAGES = st.builds(Message, TEXTS.filter(bool), TEXTS)
-NOTHING_MEASURED = Times(0.0, 0.0, 0.0, 0.0, 0, 0)
-NONE = Statistics(method="", num_speculative_tokens=0, prompt_tokens=0, **vars(Counts()), **vars(NOTHING_MEASURED))
 PROMPTS = TEXTS.filter(bool) | IDS.filter(bool) | st.lists(MESSAGES, min_size=1, max_size=3).map(tuple).map(Chat)
 FEW = st.integers(1, 16)
 REQUESTS = st.builds(

@@ -144,7 +144,7 @@ async def test_a_session_that_is_closed_while_it_is_being_opened_is_not_opened(l
     assert len(service.sessions) == 1
 
 
-async def test_of_sessions_that_are_closed_before_they_are_opened_no_work_is_left(service):
+async def test_of_sessions_that_are_closed_before_they_are_opened_no_work_is_left():
     """Else whoever begins and closes sessions would occupy the threads beyond every limit on sessions."""
     beside, first, free, prepared = Beside("openings"), asyncio.Event(), threading.Event(), list[int]()
     loop = asyncio.get_running_loop()
@@ -928,7 +928,7 @@ async def test_a_session_that_always_has_more_lets_others_through():
 
 
 @pytest.mark.wire
-async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link, service):
+async def test_what_a_frame_asks_of_all_sessions_is_answered_with_one_frame(link):
     numbers = range(1, 33)
     await opened(link, *numbers)
     await link.send(*((number, one_pass(1)) for number in numbers))

@@ -473,7 +473,7 @@ async def test_pages_of_other_servers_may_use_it_if_that_is_asked_for(outputs: F
     assert HttpSettings().cors == {}
 
 
-async def test_a_large_body_is_read_beside_the_event_loop(served, outputs, monkeypatch):
+async def test_a_large_body_is_read_beside_the_event_loop(served, monkeypatch):
     """As what is read there is asked which thread it runs in, no clock decides."""
     from threading import current_thread
 
