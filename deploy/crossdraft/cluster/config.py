@@ -66,7 +66,7 @@ class Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from error
 
 
-Loader.add_constructor(TIME, Loader.construct_yaml_str)
+Loader.add_constructor(TIME, Loader.construct_yaml_str)  # type: ignore[type-var]  # it is a loader, too
 
 
 def load(path: Path) -> Configuration:

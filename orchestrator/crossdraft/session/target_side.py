@@ -180,7 +180,7 @@ class Answers:
         if size := len(passed):  # else the output may have gone another way
             found = ((path[size:], held) for path, held in found if path[:size] == passed)
         self._held.update(found)
-        if sent.draws and messages.IMPOSSIBLE in [node.log_probability for node in nodes if type(node) is not Row]:
+        if sent.draws and messages.IMPOSSIBLE in [node.log_probability for node in nodes if not isinstance(node, Row)]:
             # A draft may lead where nothing can be drawn: should the output go there, its next pass is refused.
             self._held = {path: held for path, held in self._held.items() if held.possible}
         self._frontier = -1
