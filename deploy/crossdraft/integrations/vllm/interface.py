@@ -265,8 +265,8 @@ def is_right(function: Expand, device: torch.device) -> bool:
 
 
 def ensure_exact(rejection_sampler: ModuleType | Any, device: torch.device) -> bool:
-    """Check the function in vLLM's module of the rejection sampler, and replace it there if it is wrong; whether sampled
-    requests are exact with drafts now."""
+    """Check the function in vLLM's module of the rejection sampler, and replace it there if it is wrong; whether
+    sampled requests are exact with drafts now."""
     function: Expand | None = getattr(rejection_sampler, NAME, None)
     if function is not None and is_right(function, device):
         return True
