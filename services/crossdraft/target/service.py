@@ -113,14 +113,6 @@ class Found:
     hidden: Sequence[bytes] = ()  # what the head read for each of the nodes, as `HiddenStates`; none: not asked for
 
 
-@dataclass
-class Run:
-    """Tokens that the target draws one after another."""
-
-    tokens: int  # that are wanted at most; this may change
-    over: bool  # no token is wanted after the one that is being drawn
-
-
 def joined(before: Reply, after: Reply) -> PassDone | None:
     """One reply in place of two that follow each other, if they are of one run."""
     if not (isinstance(before, PassDone) and isinstance(after, PassDone) and before.number == after.number):
@@ -150,7 +142,7 @@ class TargetSession:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Request] = deque()
         self._busy: asyncio.Future[Any] | None = None  # the request under way
-        self._run: Run | None = None  # if that is a run
+        self._run = 0  # tokens that it is to have, if that is a run; 0: it ends with the one that is being drawn
         self._closed = False
         self._left_at = float("-inf")  # seconds of the loop's clock: when the latest reply left
         self._context = self.opening.prompt  # and what was committed after it
@@ -175,8 +167,7 @@ class TargetSession:
         if len(self._waiting) == MAX_WAITING_REQUESTS:
             raise ProtocolBroken(f"{MAX_WAITING_REQUESTS} requests of this session wait already")
         self._waiting.append(request)
-        if self._run is not None:
-            self._run.over = True
+        self._run = 0
         self._go_on()
 
     def left(self, reply: Reply) -> None:
@@ -218,7 +209,7 @@ class TargetSession:
 
     def _ended(self, request: Pass | FetchRow | ScorePrompt, done: asyncio.Future[Any]) -> None:
         """What was under way has ended; a run, or a prompt that was scored, has sent its replies by itself."""
-        self._busy = self._run = None
+        self._busy, self._run = None, 0
         if self._closed:
             if not done.cancelled():
                 done.exception()  # nobody else asks for it
@@ -234,14 +225,13 @@ class TargetSession:
 
     def _change_run(self, request: RunTo) -> None:
         """Changes the length of the run under way, if it is that one."""
-        run = self._run
-        if run is None or request.number != self._number:
+        if not self._run or request.number != self._number:
             return
-        if request.tokens > run.tokens + MAX_RUN:
-            what = f"a run of {run.tokens} tokens is to have {request.tokens}"
+        if request.tokens > self._run + MAX_RUN:
+            what = f"a run of {self._run} tokens is to have {request.tokens}"
             raise ProtocolBroken(f"{what}; at most {MAX_RUN} more are possible at once")
         self._check_room(len(self._context) + request.tokens - 1, f"the text with a run of {request.tokens}")
-        run.tokens = request.tokens
+        self._run = request.tokens
 
     def _drew(self, request: Pass, found: Found, more: bool, first: int) -> None:
         """A token of a run. The first one and the last wait for nothing."""
@@ -318,21 +308,21 @@ class TargetSession:
 
     def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
-        run = self._run = Run(request.run, False)
+        self._run = request.run
         while self._waiting and isinstance(change := self._waiting[0], RunTo):
             self._waiting.popleft()
             self._change_run(change)
-        run.over = bool(self._waiting)
-        return self._draw_run(request, run, masks)
+        self._run = 0 if self._waiting else self._run
+        return self._draw_run(request, masks)
 
-    def _draw_run(self, request: Pass, run: Run, masks: "Future[Bits] | None") -> Job[None]:
+    def _draw_run(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Runs in the model thread."""
         opening, text = self.opening, self._text
         context, before, offset, more, first, ended = self._context, self._before, self._offset, True, 0, 0.0
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self.running.description.stops)}
         while more:
             # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
-            guess = self._forced(text, run.tokens - first - 1) if masks is None else ()
+            guess = self._forced(text, self._run - first - 1) if masks is None else ()
             asked = replace(request, tree=TokenTree.chain(guess)) if guess else request
             masks = masks or self._masks(text, asked)
             answer, nodes = yield from self._forward(asked, context, before, masks)
@@ -348,7 +338,7 @@ class TargetSession:
             before, context = context, context + tokens
             written = self.running.tokenization.letters_of(tokens)
             offset += len(written)
-            more = first + len(tokens) < run.tokens and stops.isdisjoint(tokens) and not run.over
+            more = first + len(tokens) < self._run and stops.isdisjoint(tokens)
             if self.matcher is not None:
                 text, masks = Letters(text + written), None
                 more = more and not self.matcher.slow
