@@ -198,11 +198,11 @@ class Windows:
     Ω_ij = E[x_i x_j] − E[x_i] E[x_j] over all windows.
     """
 
-    def __init__(self, target: Tokenization, length: int, most: int = MAX_PAIRS) -> None:
-        """`length`: tokens of a window, at least 2; `most`: different pairs that are kept."""
+    def __init__(self, target: Tokenization, length: int) -> None:
+        """`length`: tokens of a window, at least 2."""
         self._target = target
         self._length = length
-        self._pairs = PairCounts(target.vocabulary.size, most)  # of i < j
+        self._pairs = PairCounts(target.vocabulary.size)  # of i < j
         self._present: Ids = np.zeros(target.vocabulary.size, dtype=np.int64)  # windows that each token is in
         self._count = 0  # windows
 

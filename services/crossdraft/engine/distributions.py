@@ -199,20 +199,16 @@ def logits_of(parts: Sequence[Nodes]) -> Tensor:
 def distributions(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
     """What a token is drawn from at nodes of several trees of one kind: float64 (n, V), rows sum to one.
 
-    `logits` as in `scores`. Raises ValueError: the history is missing.
+    `logits` are `logits_of` all parts, if these are known already. Raises ValueError: the history is missing.
     """
-    found = scores(parts, logits)
+    found = scores(parts, logits_of(parts) if logits is None else logits)
     sizes = [part.logits.shape[0] for part in parts]
     return tempered(found, Warping.of([part.processor.warping for part in parts], sizes, found.device))
 
 
 @torch.inference_mode()
-def scores(parts: Sequence[Nodes], logits: Tensor | None = None) -> Tensor:
-    """Logits with biases, penalties and bans, for nodes of several trees: floating (n, V).
-
-    `logits` are `logits_of` all parts, if these are known already. Raises as `distributions`.
-    """
-    logits = logits_of(parts) if logits is None else logits
+def scores(parts: Sequence[Nodes], logits: Tensor) -> Tensor:
+    """The `logits_of` several trees with biases, penalties and bans: floating (n, V). Raises as `distributions`."""
     if not any(part.processor.changes for part in parts):
         return logits
     each = zip(parts, logits.split([len(part.logits) for part in parts]), strict=True)
