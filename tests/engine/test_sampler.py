@@ -89,7 +89,7 @@ OF_LOGITS: dict[str, Callable[[torch.Tensor, SamplingOptions], SamplerRequest[An
     "samples": lambda logits, options: SampleRequest(nodes(logits, options), CLOCKS, KEY, OFFSETS),
     "rows": lambda logits, options: RowRequest(nodes(logits, options), 8),
     "rows of listed ids": lambda logits, options: RowRequest(nodes(logits, options), 0, [np.arange(SIZE)] * 4),
-    "scores": lambda logits, options: ScoreRequest(logits, [1] * 4, 2),
+    "scores": lambda logits, options: ScoreRequest(nodes(logits, options), [1] * 4, 2),
     "distributions": lambda logits, options: DistributionRequest(logits, options, 8),
     "whole distributions": lambda logits, options: DistributionRequest(logits, options, 0),
     "top": lambda logits, options: TopRequest(logits, options, CLOCKS, [(KEY, 0)] * 4, False, 3),

@@ -272,15 +272,6 @@ def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
     return [found[begin:end] for begin, end in pairwise(accumulate(sizes, initial=0))]
 
 
-@quick_dataclass(frozen=True, eq=False)
-class OfLogits(SamplerRequest[R]):
-    logits: Tensor
-
-    @property
-    def rows(self) -> Tensor:
-        return self.logits
-
-
 # Requests of targets.
 
 
@@ -401,10 +392,10 @@ class RowRequest(_OfNodes[Found[Row]]):
 
 
 @quick_dataclass(frozen=True, eq=False)
-class ScoreRequest(OfLogits[Found[Sample]]):
-    """The log-probability and the rank of a given id in each row, as a sample."""
+class ScoreRequest(_OfNodes[Found[Sample]]):
+    """The log-probability and the rank of a given id at each node, as a sample."""
 
-    tokens: Sequence[int]  # one for each row
+    tokens: Sequence[int]  # one for each node
     likely: int  # as in `SampleRequest`
 
     @property
@@ -414,7 +405,7 @@ class ScoreRequest(OfLogits[Found[Sample]]):
     @torch.inference_mode()
     def launch(self, requests: "Sequence[ScoreRequest]") -> Fetching[list[Found[Sample]]]:
         tokens = torch.tensor([token for request in requests for token in request.tokens], dtype=torch.int64)
-        values = log_probabilities_of(joined([request.logits for request in requests]))
+        values = log_probabilities_of(logits_of([request.nodes for request in requests]))
         own = values.gather(-1, sent(tokens, values.device)[:, None])
         found, ranks, *likely = yield own, (values >= own).sum(-1), *likeliest(values, self.likely)
         if np.isnan(found).any():
@@ -427,10 +418,15 @@ class ScoreRequest(OfLogits[Found[Sample]]):
 
 
 @quick_dataclass(frozen=True, eq=False)
-class _OfDrafter(OfLogits[R]):
+class _OfDrafter(SamplerRequest[R]):
     """About what the drafter draws from each row."""
 
+    logits: Tensor
     options: SamplingOptions  # penalties and biases are not used
+
+    @property
+    def rows(self) -> Tensor:
+        return self.logits
 
     def scores(self, requests: "Sequence[_OfDrafter[R]]", allowed: Columns | None) -> tuple[Tensor, Warping]:
         """Of all rows what may be drawn, and its options."""

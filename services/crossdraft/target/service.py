@@ -367,7 +367,7 @@ class TargetSession:
         while first < len(prompt):
             tokens = prompt[first : first + MAX_SCORED]
             answer: ForwardResult = yield ForwardRequest(self, prompt[:first], TokenTree.chain(tokens[:-1]))
-            found = yield ScoreRequest(answer.logits, tokens, request.likely)
+            found = yield ScoreRequest(Nodes(answer.logits, self.processor), tokens, request.likely)
             more = first + len(tokens) < len(prompt)
             self.running.thread.call_soon(self._loop, self._scored, first, found, answer.seconds, more)
             first += len(tokens)
