@@ -53,8 +53,7 @@ class DrafterPace:
         self._length = Share(memory=LETTERS)  # draft tokens of letters
 
     def judged(self, outcome: Outcome) -> None:
-        if outcome.matched or outcome.missed:
-            self.acceptance.add(outcome.matched, outcome.matched + outcome.missed)
+        self.acceptance.add(outcome.matched, outcome.matched + outcome.missed)
         if outcome.edge is not None:
             self.edge.add(float(outcome.edge), 1.0)
 
@@ -118,8 +117,7 @@ class Pacing:
 
     def judged(self, outcome: Outcome) -> None:
         """How a guess of any request fared."""
-        if outcome.matched or outcome.missed:
-            self._acceptance.add(outcome.matched, outcome.matched + outcome.missed)
+        self._acceptance.add(outcome.matched, outcome.matched + outcome.missed)
 
     def verified(self, seconds: float, requests: int, draft_tokens: int) -> None:
         """A forward of so many requests, all of them past their prompts, that verified draft tokens took so long."""

@@ -162,10 +162,14 @@ class Proposals:
         return [one for one in told if one[1]]
 
     def _proposed(self, requests: Sequence[RequestState], now: float) -> list[list[int]]:
-        """What is at hand, perhaps after a short wait."""
-        offers = [self._offer(request) for request in requests]
-        if (until := self._pacing.wait(offers, now)) > now:
-            offers = self._wait(requests, until)
+        """What is at hand, perhaps after a short wait until every draft has begun to arrive; the lock is free
+        meanwhile."""
+        offers = list(map(self._offer, requests))
+        until = self._pacing.wait(offers, now)
+        while until > now and any(offer.asked is not None for offer in offers):
+            if not self._services.news.wait(max(0.0, until - self.clock())):
+                break
+            offers = list(map(self._offer, requests))
         counts = self._pacing.lengths(offers)
         return [list(one.guess.ids[:count]) for one, count in zip(offers, counts, strict=True)]
 
@@ -176,12 +180,3 @@ class Proposals:
             return self._nothing
         stream = session.stream
         return Offer(session.known.pace, stream.guess(self.most), stream.share, stream.asked)
-
-    def _wait(self, requests: Sequence[RequestState], until: float) -> list[Offer]:
-        """The offers when every draft has begun to arrive, or at a time; the lock is free meanwhile."""
-        offers = [self._offer(request) for request in requests]
-        while any(offer.asked is not None for offer in offers):
-            if not self._services.news.wait(max(0.0, until - self.clock())):
-                break
-            offers = [self._offer(request) for request in requests]
-        return offers
