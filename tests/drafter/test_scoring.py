@@ -42,15 +42,15 @@ def sparse_distribution(path: tuple[int, ...], size: int) -> np.ndarray:
 
 
 def scored(vocabulary, strings, tokens):
-    index = Trie(vocabulary)
-    sums = PrefixSums(strings, index)
+    trie = Trie(vocabulary)
+    sums = PrefixSums(strings, trie)
     level = [Node()]
     for left in range(tokens - 1, -1, -1):
         deeper = []
         for node in level:
             distribution = sparse_distribution(node.path, vocabulary.size)
             ids = np.flatnonzero(distribution)[::-1]
-            deeper += sums.add(node, SortedDistribution.of(ids, distribution[ids], index), left == 0)
+            deeper += sums.add(node, SortedDistribution.of(ids, distribution[ids], trie), left == 0)
         level = deeper
     assert not level
     return sums.probabilities
@@ -189,10 +189,10 @@ async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterCli
 
 
 def test_a_long_string_takes_little_more_memory_than_its_letters() -> None:
-    index = Trie(toy_vocabulary(("a", "b")))
+    trie = Trie(toy_vocabulary(("a", "b")))
     tracemalloc.start()
     try:
-        PrefixSums([Letters("a" * 65_536)], index)
+        PrefixSums([Letters("a" * 65_536)], trie)
         assert tracemalloc.get_traced_memory()[1] < 2**24  # bytes; all its beginnings would be 2**32
     finally:
         tracemalloc.stop()

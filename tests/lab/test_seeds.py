@@ -27,11 +27,10 @@ from crossdraft.lab.seed_tables import ByLayer, forwards_of
 from crossdraft.lab.seeds import TABLES, Seeds, SeedTable
 from crossdraft.text.letters import NOTHING, Letters
 from crossdraft.text.report import Pieces
-from crossdraft.text.vocabulary import Trie
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
-from tests.tables import ToyDrafter, autoregressive_distribution, pseudo_distribution, toy_vocabulary
+from tests.tables import ToyDrafter, autoregressive_distribution, pair_of, pseudo_distribution
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import NAMED, Setup, Toy
 
@@ -141,12 +140,12 @@ def test_a_bound_of_rounds_by_what_was_drawn() -> None:
 def test_forwards_with_cut_rows_are_those_of_all_sequences_that_the_rows_have() -> None:
     """ψ of Figure 1, by trying every sequence of draft tokens."""
     letters = [Letters(text) for text in ("a", "b", "aa", "ab", "ba", "aba", "bb")]
-    index, word = Trie(toy_vocabulary(letters)), Letters("ababba")
+    trie, word = pair_of(letters, letters).drafter_trie, Letters("ababba")
 
     def rows(cut: int) -> Callable[[list[tuple[int, ...]]], list[SortedDistribution]]:
         def after(path: tuple[int, ...]) -> SortedDistribution:
             kept = narrowed(np.arange(len(letters)), pseudo_distribution("drafter", path, len(letters)), cut)
-            return SortedDistribution.of(*kept, index)
+            return SortedDistribution.of(*kept, trie)
 
         return lambda paths: [after(path) for path in paths]
 
@@ -155,9 +154,9 @@ def test_forwards_with_cut_rows_are_those_of_all_sequences_that_the_rows_have() 
     paths = [path for path, text in texts.items() if word.startswith(text) and text != word]
 
     def drawn(cut: int, path: tuple[int, ...]) -> bool:
-        return all(rows(cut)([path[:at]])[0].weight(int(index.places[token])) for at, token in enumerate(path))
+        return all(rows(cut)([path[:at]])[0].weight(int(trie.places[token])) for at, token in enumerate(path))
 
-    found = [forwards_of([word], index, rows(cut)) for cut in (1, 2, 3, 7)]
+    found = [forwards_of([word], trie, rows(cut)) for cut in (1, 2, 3, 7)]
     assert found == [sum(drawn(cut, path) for path in paths) for cut in (1, 2, 3, 7)]
     assert found[-1] == Pieces(letters).compositions(word).forwards > found[1]
 

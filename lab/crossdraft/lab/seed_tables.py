@@ -29,7 +29,6 @@ from crossdraft.engine.sampler import TopRow
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import limit
 from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting, per_pass, without_repeats
-from crossdraft.lab.limit import Reader
 from crossdraft.lab.seeds import REAL, TARGET, A, B, C, Seeds, table
 from crossdraft.lab.services import pair_here
 from crossdraft.lab.training.data import read_corpus
@@ -139,16 +138,16 @@ async def forwards(bench: Seeds) -> str:
     written = [[text.ends[0]] for text in limit.drawn(target, bench.places, 1, draw)]
     for name in (A, B, C):
         drafter, found = bench.readers[name], []
-        pieces, index = Pieces(plain_strings(drafter.vocabulary)), Trie(drafter.vocabulary)
+        pieces, trie = Pieces(plain_strings(drafter.vocabulary)), drafter.trie
         for tokens in (any_tokens, written):
             whole, cut, longer = [], [], []
             for place, some in list(zip(bench.places, tokens, strict=True))[::2]:
-                rows = CutRows(drafter, index, drafter.ids(place))
-                forwards_of(some, index, rows)  # all at once: the rows are there afterwards
+                rows = CutRows(drafter, drafter.ids(place))
+                forwards_of(some, trie, rows)  # all at once: the rows are there afterwards
                 for token in some:
                     whole.append(pieces.compositions(token).forwards)
-                    cut.append(forwards_of([token], index, rows))
-                    longer.append(forwards_of([token, *target.trie.extensions(token)], index, rows))
+                    cut.append(forwards_of([token], trie, rows))
+                    longer.append(forwards_of([token, *target.trie.extensions(token)], trie, rows))
             found += [f"{_counts(ones)}; {np.mean(ones):,.1f}" for ones in (whole, cut, longer)]
         lines.append((short(name), *found))
     heads = ("all ids", f"{CUT} ids", f"{CUT} ids, longer tokens, too")
@@ -163,8 +162,8 @@ def _counts(numbers: Iterable[int]) -> str:
 class CutRows:
     """A drafter's rows after a text and draft tokens, cut as those that drafts are drawn from."""
 
-    def __init__(self, drafter: Reader, index: Trie, ids: tuple[int, ...]) -> None:
-        self._drafter, self._index, self._ids = drafter, index, ids
+    def __init__(self, drafter: limit.Reader, ids: tuple[int, ...]) -> None:
+        self._drafter, self._ids = drafter, ids
         self._known: dict[tuple[int, ...], SortedDistribution] = {}
 
     def __call__(self, paths: Sequence[tuple[int, ...]]) -> list[SortedDistribution]:
@@ -172,13 +171,13 @@ class CutRows:
         rows = self._drafter.rows([(*self._ids, *path) for path in new]) if new else ()
         for path, row in zip(new, rows, strict=True):
             kept = narrowed(np.arange(len(row)), row, CUT)
-            self._known[path] = SortedDistribution.of(*kept, self._index)
+            self._known[path] = SortedDistribution.of(*kept, self._drafter.trie)
         return [self._known[path] for path in paths]
 
 
-def forwards_of(strings: Sequence[Letters], index: Trie, rows: Rows) -> int:
+def forwards_of(strings: Sequence[Letters], trie: Trie, rows: Rows) -> int:
     """The forwards by which a drafter knows how probable it is that its text begins with each of the strings."""
-    sums, count, level = PrefixSums(strings, index), 0, [scoring.Node()]
+    sums, count, level = PrefixSums(strings, trie), 0, [scoring.Node()]
     while level:
         count += len(level)
         after = zip(level, rows([node.path for node in level]), strict=True)
