@@ -244,11 +244,8 @@ class TargetLane:
 
     def outdated(self, reply: Reply) -> bool:
         """Whether it is a row of a pass that another has followed."""
-        return (
-            isinstance(reply, messages.RowFetched)
-            and self.latest is not None
-            and reply.number < self.latest.sent.number
-        )
+        latest = self.latest
+        return isinstance(reply, messages.RowFetched) and latest is not None and reply.number < latest.sent.number
 
     def expects(self, reply: messages.PassDone | messages.RowFetched | messages.PromptScored) -> bool:
         """Whether it answers what was asked.

@@ -342,9 +342,7 @@ class PairCounts:
         self._waiting, self._size = [], 0
         self._keys, places = np.unique(np.concatenate([self._keys, fresh]), return_inverse=True)
         self._counts = np.bincount(places, np.concatenate([self._counts, seen])).astype(np.int64)
-        if (
-            len(self._keys) > self._most
-        ):  # half is kept, of equal ones the lowest: the next merge does not end here again
+        if len(self._keys) > self._most:  # of equal ones the lowest are kept; half, so that the next merge adds to them
             kept = np.sort(np.argsort(-self._counts, kind="stable")[: self._most // 2])
             self.forgotten += int(self._counts.sum() - self._counts[kept].sum())
             self._keys, self._counts = self._keys[kept], self._counts[kept]
