@@ -182,7 +182,8 @@ def _listed(ground: Ground, state: Revealed, row: Row, weights: Probabilities) -
     """The event is whether the target's token is one that the row lists, with these weights; else it is in the tail."""
     if row.tail and ground.chooser.bernoulli(row.tail / (row.tail + weights.sum())):
         token = yield from draw_unlisted(ground.chooser, row)
-        return (yield from replaced(ground.chooser, token, state.offset))
+        yield from replaced(ground.chooser, token, state.offset)
+        return None
     target = StringDistribution.of(ground.pair.target_trie.spelling, row.ids, weights)
     return Revealed(state.offset, target, state.draft)
 
@@ -206,7 +207,8 @@ def _next_event(ground: Ground, state: Revealed, target: StringDistribution, dra
         yield Emit(token, Kind.ACCEPTED)
         return Revealed(state.offset, draft=None if agree else draft.reshaped(without(END, surplus(q, p))))
     token, _ = target.reshaped(without(END, left)).draw(ground.chooser)
-    return (yield from replaced(ground.chooser, token, state.offset))
+    yield from replaced(ground.chooser, token, state.offset)
+    return None
 
 
 # Draft tokens: the next one is revealed, does not come in time, or lies behind committed letters.
