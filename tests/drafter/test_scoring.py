@@ -14,7 +14,6 @@ from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution
 from crossdraft.engine.distributions import Columns
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import NOTHING, Letters, from_bytes
-from crossdraft.text.vocabulary import Trie
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score
 from tests.engine.tiny import drafting_distributions
 from tests.rpc.sessions import DrafterClient
@@ -42,7 +41,7 @@ def sparse_distribution(path: tuple[int, ...], size: int) -> np.ndarray:
 
 
 def scored(vocabulary, strings, tokens):
-    trie = Trie(vocabulary)
+    trie = vocabulary.trie
     sums = PrefixSums(strings, trie)
     level = [Node()]
     for left in range(tokens - 1, -1, -1):
@@ -189,7 +188,7 @@ async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterCli
 
 
 def test_a_long_string_takes_little_more_memory_than_its_letters() -> None:
-    trie = Trie(toy_vocabulary(("a", "b")))
+    trie = toy_vocabulary(("a", "b")).trie
     tracemalloc.start()
     try:
         PrefixSums([Letters("a" * 65_536)], trie)

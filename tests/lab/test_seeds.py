@@ -30,7 +30,7 @@ from crossdraft.text.report import Pieces
 from crossdraft.types.statistics import Kind
 from crossdraft.verification.methods import COUPLED, SLEM, UNION
 from tests.lab.conftest import figures
-from tests.tables import ToyDrafter, autoregressive_distribution, pair_of, pseudo_distribution
+from tests.tables import ToyDrafter, autoregressive_distribution, pseudo_distribution, toy_vocabulary
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.toys import NAMED, Setup, Toy
 
@@ -140,7 +140,7 @@ def test_a_bound_of_rounds_by_what_was_drawn() -> None:
 def test_forwards_with_cut_rows_are_those_of_all_sequences_that_the_rows_have() -> None:
     """ψ of Figure 1, by trying every sequence of draft tokens."""
     letters = [Letters(text) for text in ("a", "b", "aa", "ab", "ba", "aba", "bb")]
-    trie, word = pair_of(letters, letters).drafter_trie, Letters("ababba")
+    trie, word = toy_vocabulary(letters).trie, Letters("ababba")
 
     def rows(cut: int) -> Callable[[list[tuple[int, ...]]], list[SortedDistribution]]:
         def after(path: tuple[int, ...]) -> SortedDistribution:

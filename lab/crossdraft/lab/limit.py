@@ -9,7 +9,6 @@ j of min(1, G(u_1 … u_j) / P(u_1 … u_j))], u drawn from the target, G the pr
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from crossdraft.engine.loader import LoadOptions, load_model
 from crossdraft.session.models import tokenization_of
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, Side
-from crossdraft.text.vocabulary import Trie
 from crossdraft.types.rows import Probabilities
 
 TOGETHER = 32  # contexts
@@ -48,10 +46,6 @@ class Reader:
         self._model = loaded.model
         self.tokenization = tokenization_of(loaded.description, side)
         self.vocabulary = self.tokenization.vocabulary
-
-    @cached_property
-    def trie(self) -> Trie:
-        return Trie(self.vocabulary)
 
     def logits(self, contexts: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """After each of these ids, float64 (n, V)."""
@@ -104,7 +98,7 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
     The drafter's row after a text is taken to be that after the text as its tokenizer writes it, however the draft came
     to it.
     """
-    whole, order = text.ends[-1], drafter.trie.order
+    whole, order = text.ends[-1], drafter.vocabulary.trie.order
     rows = drafter.rows([drafter.ids(Letters(text.context + whole[:place])) for place in range(len(whole))])
     ways = np.zeros((len(whole) + 1, k + 1))  # by letters and draft tokens
     ways[0, 0] = 1.0
@@ -116,7 +110,7 @@ def begun(drafter: Reader, text: Text, k: int) -> Probabilities:
         reached = np.cumsum(ways[place, :k])
         for number, beginning in enumerate(text.ends):
             if len(beginning) > place:
-                first, end = drafter.trie.span(Letters(beginning[place:]))
+                first, end = drafter.vocabulary.trie.span(Letters(beginning[place:]))
                 found[:, number] += reached * (sums[end] - sums[first])
         for end in range(place + 1, min(len(whole), place + drafter.vocabulary.longest) + 1):
             tokens = drafter.vocabulary.ids_of(Letters(whole[place:end]))

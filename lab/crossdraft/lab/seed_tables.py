@@ -138,7 +138,7 @@ async def forwards(bench: Seeds) -> str:
     written = [[text.ends[0]] for text in limit.drawn(target, bench.places, 1, draw)]
     for name in (A, B, C):
         drafter, found = bench.readers[name], []
-        pieces, trie = Pieces(plain_strings(drafter.vocabulary)), drafter.trie
+        pieces, trie = Pieces(plain_strings(drafter.vocabulary)), drafter.vocabulary.trie
         for tokens in (any_tokens, written):
             whole, cut, longer = [], [], []
             for place, some in list(zip(bench.places, tokens, strict=True))[::2]:
@@ -147,7 +147,7 @@ async def forwards(bench: Seeds) -> str:
                 for token in some:
                     whole.append(pieces.compositions(token).forwards)
                     cut.append(forwards_of([token], trie, rows))
-                    longer.append(forwards_of([token, *target.trie.extensions(token)], trie, rows))
+                    longer.append(forwards_of([token, *target.vocabulary.trie.extensions(token)], trie, rows))
             found += [f"{_counts(ones)}; {np.mean(ones):,.1f}" for ones in (whole, cut, longer)]
         lines.append((short(name), *found))
     heads = ("all ids", f"{CUT} ids", f"{CUT} ids, longer tokens, too")
@@ -171,7 +171,7 @@ class CutRows:
         rows = self._drafter.rows([(*self._ids, *path) for path in new]) if new else ()
         for path, row in zip(new, rows, strict=True):
             kept = narrowed(np.arange(len(row)), row, CUT)
-            self._known[path] = SortedDistribution.of(*kept, self._drafter.trie)
+            self._known[path] = SortedDistribution.of(*kept, self._drafter.vocabulary.trie)
         return [self._known[path] for path in paths]
 
 

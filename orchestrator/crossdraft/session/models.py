@@ -94,8 +94,7 @@ class Models:
     def prepare(self) -> "Models":
         """Compute now what the first request would have to wait for. Takes up to a second: call it in a thread."""
         if self.pair is not None:
-            self.pair.sort()
-            _ = self.noises
+            _ = self.noises, self.pair.target.trie, self.pair.drafter.trie
         return self
 
 

@@ -7,7 +7,7 @@ from itertools import zip_longest
 import numpy as np
 
 from crossdraft.text.letters import AFTER_ALL, Ids, Letters
-from crossdraft.text.vocabulary import Trie, Vocabulary
+from crossdraft.text.vocabulary import Vocabulary
 
 _NOT_SHARED = -1
 
@@ -38,18 +38,6 @@ class Pair:
         object.__setattr__(self, "same_vocabulary", same)
         object.__setattr__(self, "_target_ids", ids)
         object.__setattr__(self, "shared_drafter_ids", np.flatnonzero(ids != _NOT_SHARED).astype(np.int64))
-
-    @cached_property
-    def target_trie(self) -> Trie:
-        return Trie(self.target)
-
-    @cached_property
-    def drafter_trie(self) -> Trie:
-        return Trie(self.drafter)
-
-    def sort(self) -> None:
-        """Builds both tries now instead of at first use; large ones take tenths of a second."""
-        _ = self.target_trie, self.drafter_trie
 
     @cached_property
     def one_to_one(self) -> bool:

@@ -208,6 +208,11 @@ class Vocabulary:
     def longest(self) -> int:
         return max(map(len, self.letters), default=0)
 
+    @cached_property
+    def trie(self) -> "Trie":
+        """Its tokens by their letters; of a large one the first call takes tenths of a second."""
+        return Trie(self)
+
     def ids_of(self, letters: Letters) -> tuple[int, ...]:
         """All ids with exactly these letters, by rank; empty if there is none."""
         return self._ids.get(letters, ())

@@ -184,7 +184,7 @@ def _listed(ground: Ground, state: Revealed, row: Row, weights: Probabilities) -
         token = yield from draw_unlisted(ground.chooser, row)
         yield from replaced(ground.chooser, token, state.offset)
         return None
-    target = StringDistribution.of(ground.pair.target_trie.spelling, row.ids, weights)
+    target = StringDistribution.of(ground.pair.target.trie.spelling, row.ids, weights)
     return Revealed(state.offset, target, state.draft)
 
 
@@ -231,7 +231,7 @@ def _settle(ground: Ground, state: Revealed) -> Move:
     if state.target is None:
         row = yield from target_row()
         token = yield from draw_residual(ground.chooser, row, None)
-        spelling = ground.pair.target_trie.spelling
+        spelling = ground.pair.target.trie.spelling
         rest = spelling.rest(token, int(spelling.starts[token]))
     else:
         token, rest = state.target.draw(ground.chooser)
@@ -256,7 +256,7 @@ def _catch_up(state: Revealed, draft: PartlyRevealed) -> Move:
 
 def _begun(pair: Pair, draft_token: DraftToken, weights: Probabilities | None = None) -> PartlyRevealed:
     """A draft token of which no letter is revealed, drawn by its row or by these weights at the row's ids."""
-    row, spelling = row_of(draft_token), pair.drafter_trie.spelling
+    row, spelling = row_of(draft_token), pair.drafter.trie.spelling
     distribution = StringDistribution.of(spelling, row.ids, row.probabilities if weights is None else weights)
     return PartlyRevealed(distribution, int(spelling.starts[draft_token.token]))
 

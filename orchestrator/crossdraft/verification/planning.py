@@ -106,7 +106,7 @@ class Planner:
     def _longest(self, text: Letters) -> Path:
         """The text cut greedily into longest target tokens, up to the first place where no token fits."""
         path: list[int] = []
-        while letters := self.pair.target_trie.longest(text):
+        while letters := self.pair.target.trie.longest(text):
             path.append(self.pair.target.ids_of(letters)[0])
             text = Letters(text[len(letters) :])
         return tuple(path)

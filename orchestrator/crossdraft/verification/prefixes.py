@@ -66,7 +66,7 @@ class PieceDistribution:
     """ψ of the next piece of the draft's text, given the pieces that were accepted."""
 
     def __init__(self, pair: Pair, drafted: int) -> None:
-        self._trie = pair.target_trie
+        self._trie = pair.target.trie
         self._drafted = drafted
         self._reach = drafted * pair.drafter.longest  # max letters of a draft
         self._accepted = NOTHING  # t1…t(j-1)
@@ -128,7 +128,7 @@ def walk(ground: Ground) -> Walk:
     Once the draft has no further piece, one token is drawn from the residual and all later ones from p.
     """
     distribution = PieceDistribution(ground.pair, ground.drafted)
-    trie = ground.pair.target_trie
+    trie = ground.pair.target.trie
     rest = NOTHING  # revealed, not accepted
     offset = ground.offset
     while not distribution.over:
@@ -150,7 +150,7 @@ def walk(ground: Ground) -> Walk:
 
 def _next_piece(pair: Pair, rest: Letters) -> Steps[Letters]:
     """Reveal draft tokens until the next piece can no longer change, or none is left."""
-    while pair.target_trie.extends(rest):
+    while pair.target.trie.extends(rest):
         draft_token = yield from next_draft_token()
         if draft_token is None:
             break

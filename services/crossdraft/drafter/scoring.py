@@ -9,7 +9,7 @@ sequences grows exponentially with the tokens that x needs; leaving any out woul
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +121,6 @@ class Scoring:
     """The probabilities of strings as the beginning of one draft."""
 
     running: RunningModel
-    trie: Callable[[], Trie]  # of the vocabulary; not called in the event loop, as the first call sorts the vocabulary
     source: DrawSource
     session: Hashable
     ids: Path  # what the model was fed when the draft began
@@ -146,7 +145,8 @@ class Scoring:
         """For each string, that the text of the first `tokens` draft tokens begins with it, shape (len(strings),); and
         the seconds in the model.
         """
-        sums = await asyncio.to_thread(lambda: PrefixSums(strings, self.trie()))
+        vocabulary = self.running.tokenization.vocabulary  # whose trie is not made in the event loop
+        sums = await asyncio.to_thread(lambda: PrefixSums(strings, vocabulary.trie))
         level, seconds = [Node()], 0.0
         for left in range(tokens - 1, -1, -1):
             deeper: list[Node] = []
@@ -203,11 +203,11 @@ class Scoring:
     def _add(
         self, sums: PrefixSums, nodes: Sequence[Node], distributions: dict[Path, Distribution], last: bool
     ) -> list[Node]:
-        deeper: list[Node] = []
+        deeper, trie = list[Node](), self.running.tokenization.vocabulary.trie
         for node in nodes:
             distribution = self._distributions.get(node.path)
             if distribution is None:
-                distribution = SortedDistribution.of(*distributions[node.path], self.trie())
+                distribution = SortedDistribution.of(*distributions[node.path], trie)
                 if self._held + len(distribution.places) <= MOST_KEPT:
                     self._held += len(distribution.places)
                     self._distributions[node.path] = distribution

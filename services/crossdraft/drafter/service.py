@@ -22,7 +22,6 @@ from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.affinity import Affinity, AffinityMismatch, load_affinity
 from crossdraft.text.letters import NOTHING, Side
-from crossdraft.text.vocabulary import Trie
 from crossdraft.types.messages import Description, Draft, Drafted, HiddenStates, OpenDrafter, Score, Scored
 from crossdraft.types.rows import Whose
 from crossdraft.verification.noise import KeyedNoise
@@ -44,11 +43,6 @@ class DrafterService:
     @cached_property
     def description(self) -> Description:
         return replace(self.running.description, affinity="" if self.affinity is None else self.affinity.target)
-
-    @cached_property
-    def trie(self) -> Trie:
-        """The drafter's tokens by their letters; made when the first score is asked for."""
-        return Trie(self.running.tokenization.vocabulary)
 
     @cached_property
     def _target_noise(self) -> KeyedNoise:
@@ -165,7 +159,7 @@ class DrafterSession:
             columns.follow(context.ids)
         self._give(request.hidden)
         text = context.letters(0, context.offset) if state.source.masking else NOTHING
-        scoring = Scoring(service.running, lambda: service.trie, state.source, state, context.ids, text)
+        scoring = Scoring(service.running, state.source, state, context.ids, text)
         if tree is not None:
             return TreeDrafting(state, epoch, tree), scoring
         drafting = Drafting(state, epoch, shape, scoring)
