@@ -66,7 +66,7 @@ class Reference:
         if self._opening.options.temperature == 0:
             return logits[0].argsort(descending=True).tolist()
         ((ids, weights),) = drafting_distributions(logits, self._opening.options, self._opening.row_width)
-        arrivals = self._running.noise.exponentials(KEY, self.length(output), ids) / weights
+        arrivals = self._running.clocks.noise.exponentials(KEY, self.length(output), ids) / weights
         return ids[np.argsort(arrivals)].tolist()
 
     def drafted(self, output: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -226,7 +226,7 @@ async def test_with_rows_the_branchs_draft_tokens_come_again(drafter: DrafterCli
         ((ids, weights),) = drafting_distributions(reference.logits(output), WITH_ROWS.options, 8)
         assert draft_token.row.ids.tolist() == ids.tolist()
         np.testing.assert_allclose(draft_token.row.probabilities, weights, atol=2e-6)
-        assert drafter_model.noise.draw(ids, weights, KEY, reference.length(output)) == draft_token.token
+        assert drafter_model.clocks.noise.draw(ids, weights, KEY, reference.length(output)) == draft_token.token
         output = (*output, draft_token.token)
     assert [branch.number for branch in second.branches] == [5, 6]
 
@@ -296,7 +296,7 @@ class Weights(Reference):
             scores = scores.masked_fill(scores < scores.topk(options.top_k).values[-1], -torch.inf)
         weights = scores.softmax(-1)
         if options.temperature and self._opening.noise is not None:
-            weights = weights / torch.from_numpy(self._running.noise.exponentials(KEY, self.length(output)))
+            weights = weights / torch.from_numpy(self._running.clocks.noise.exponentials(KEY, self.length(output)))
         return dict(enumerate((weights / weights.sum()).tolist()))
 
 

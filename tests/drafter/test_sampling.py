@@ -324,7 +324,7 @@ async def test_drafts_of_target_tokens_have_no_scores(spreading: DrafterClient) 
 async def test_audited_draws_are_made_again_from_what_arrived(spreading, drafter_model, whose):
     target = whose is Whose.TARGET
     opening = replace(OPEN, audited=True, redistribute=SPREADING.target if target else "")
-    noise = TARGET_NOISE if target else drafter_model.noise
+    noise = TARGET_NOISE if target else drafter_model.clocks.noise
     letters = PAIR.target.letters if target else PAIR.drafter.letters
     texts = set()
     async with spreading.session(opening) as session:

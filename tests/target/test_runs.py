@@ -332,7 +332,7 @@ def alone(plain: LoadedModel, running: RunningModel, case: Case) -> tuple[int, .
         logits = plain.model(torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
         (probabilities,) = distributions([nodes(logits, options)]).numpy()
         offset = len(running.tokenization.letters_of(output))
-        fed = (running.noise.draw(np.arange(len(probabilities)), probabilities, key, offset),)
+        fed = (running.clocks.noise.draw(np.arange(len(probabilities)), probabilities, key, offset),)
         output = (*output, *fed)
     return output
 

@@ -146,7 +146,7 @@ async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: Targe
     assert again.nodes == done.nodes
     for path, row, sample in zip(TREE.paths(), rows, done.nodes, strict=True):
         offset = len(letters_of((*committed, *path)))
-        assert sample.token == target_model.noise.draw(row.ids, row.probabilities, KEY, offset)
+        assert sample.token == target_model.clocks.noise.draw(row.ids, row.probabilities, KEY, offset)
 
 
 @pytest.mark.parametrize("size", [2, MAX_SCORED + 1])

@@ -130,7 +130,7 @@ class OwnTokens(DrawSource):
     whose = Whose.DRAFTER
 
     def __init__(self, running: RunningModel, opening: OpenDrafter) -> None:
-        super().__init__(running, opening, running.noise, opening.allowed)
+        super().__init__(running, opening, running.clocks.noise, opening.allowed)
         self.has_paths = opening.options.grammar is None
 
     def distributions(self, logits: Logits) -> SamplerSteps[list[Distribution]]:

@@ -120,7 +120,7 @@ class Clocks:
         self, noise: KeyedNoise, device: torch.device, kept: Ids | None = None, lengths: Sequence[int] = ()
     ) -> None:
         every = np.arange(len(noise)) if kept is None else kept
-        hashes, self.kept, self.letters, self._noise = noise.hashes[every], kept, lengths, noise
+        hashes, self.kept, self.letters, self.noise = noise.hashes[every], kept, lengths, noise
         self.ids = None if kept is None else torch.from_numpy(kept).to(device)
         self.lengths = torch.tensor([lengths[token] for token in every] if lengths else [], device=device)  # by column
         self._hashes = torch.from_numpy(hashes).to(device)
@@ -142,7 +142,7 @@ class Clocks:
         self.kept[columns] = ids
         self.ids[columns] = torch.tensor(ids, device=self.ids.device)
         self.lengths[columns] = torch.tensor([self.letters[token] for token in ids], device=self.ids.device)
-        self._hashes[columns] = torch.from_numpy(self._noise.hashes[ids]).to(self.ids.device)
+        self._hashes[columns] = torch.from_numpy(self.noise.hashes[ids]).to(self.ids.device)
 
     def draw(
         self, distributions: Tensor, at: Moments, columns: Tensor | None = None, places: Tensor | None = None

@@ -125,8 +125,7 @@ class RunningModel:
 
     thread: ModelThread
     tokenization: Tokenization
-    noise: KeyedNoise  # of the vocabulary
-    clocks: Clocks  # of the columns of its logits
+    clocks: Clocks  # of the columns of its logits, by the noise of the vocabulary
     description: Description
     text_columns: TextColumns | None = None  # None: every column stays that of its id
     end: Callable[[], None] = lambda: None  # ends what runs beside its thread
@@ -153,8 +152,7 @@ class RunningModel:
         size = engine.hidden_size if reads else 0
         about = replace(about, context=engine.max_length, fingerprint=identity, hidden_size=size)
         letters = tokenization.vocabulary.letters
-        noise = KeyedNoise.of(tokenization.vocabulary)
-        clocks = Clocks(noise, engine.device, loaded.kept, [*map(len, letters)])
+        clocks = Clocks(KeyedNoise.of(tokenization.vocabulary), engine.device, loaded.kept, [*map(len, letters)])
         if side is Side.DRAFTER and engine.follows and engine.runner.graphs is not None:
             trees = [StandingTrees(width, clocks, letters) for width in TREE_WIDTHS]
             engine.runner.graphs.capture_drawing(clocks, trees)
@@ -162,7 +160,6 @@ class RunningModel:
             # A step of the drafter's is short, and what a pass of the target on the same device waits for.
             ModelThread(engine, step, f"{side.name.lower()} model", priority=-1 if side is Side.DRAFTER else 0),
             tokenization,
-            noise,
             clocks,
             about,
             TextColumns(head, clocks) if isinstance(head, FollowingHead) else None,
