@@ -55,7 +55,6 @@ class DrawSource(ABC):
         if columns is not None and not len(columns):
             kept_none = allowed is not None and len(allowed)
             self.obstacle = "none of the shared tokens is kept" if kept_none else "the two vocabularies share no token"
-        self._usable = columns
         self.masking = False  # whether drafts are kept to the grammar: the same in all of an epoch
         self._matcher: GrammarMatcher | None = None
         if opening.options.grammar is not None:
@@ -83,9 +82,8 @@ class DrawSource(ABC):
             found = masks.result()
         except GrammarError as error:
             raise NoRoomError(str(error)) from error
-        usable = np.unpackbits(found, 1, logits.shape[1], "little")[
-            :, slice(None) if self._usable is None else self._usable
-        ]
+        usable = np.unpackbits(found, 1, logits.shape[1], "little")
+        usable = usable if self._columns is None else usable[:, self._columns.numbers]
         return masked(logits, np.where(usable.any(1, keepdims=True), found, np.uint8(0xFF)))
 
     @abstractmethod
