@@ -89,23 +89,14 @@ def _sent_batch(
     positions = _flat([inputs.positions for inputs in ordered])
     kept = _flat([inputs.wanted for inputs in ordered], [0, *accumulate(inputs.count for inputs in ordered[:-1])])
     mappings = [_mapping(ordered, pool) for pool in range(len(ordered[0].extents))]
-    parts = (
-        tokens,
-        positions,
-        kept[:0] if len(kept) == len(tokens) else kept,
-        *(mapping for mapping in mappings if not isinstance(mapping, slice)),
-    )
+    some = [] if len(kept) == len(tokens) else [kept]
+    parts = [tokens, positions, *some, *(mapping for mapping in mappings if not isinstance(mapping, slice))]
     numbers = sent(torch.from_numpy(np.concatenate(parts)), device)  # one transfer of all
-    ids, places, rows, *mapped = numbers.split([len(part) for part in parts])
-    return Batch(
-        ids,
-        places,
-        tuple(mapping if isinstance(mapping, slice) else mapped.pop(0) for mapping in mappings),
-        None if len(kept) == len(tokens) else rows,
-        layouts,
-        tuple(ordered),
-        None if gathered is None else sent(torch.from_numpy(gathered), device),
-    )
+    ids, places, *rest = numbers.split([*map(len, parts)])
+    rows = rest.pop(0) if some else None
+    slots = tuple(mapping if isinstance(mapping, slice) else rest.pop(0) for mapping in mappings)
+    read = None if gathered is None else sent(torch.from_numpy(gathered), device)
+    return Batch(ids, places, slots, rows, layouts, tuple(ordered), read)
 
 
 def _mapping(slices: Sequence[InputTokens], pool: int) -> slice | Numbers:
