@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -128,7 +129,8 @@ def test_a_drafter_shows_what_whole_outputs_gained_not_what_its_best_arm_brings_
         shown.append(pipelines.gains()["a"])
     gained = 24 * 96 * 0.0205 / seconds  # each token without a drafter takes a pass and a round trip
     assert 1 < gained < 1.3
-    assert max(shown[12:]) < 1.6  # in the text that suits it it is two to three times as fast
+    assert abs(fmean(shown[12:]) - gained) < 0.15
+    assert max(shown[12:]) < 2  # in the text that suits it it is two to three times as fast
 
 
 def test_a_drafter_that_cannot_go_on_with_such_texts_is_as_fast_as_none() -> None:
