@@ -144,5 +144,5 @@ def test_a_certain_place_tells_nothing_of_the_temperature() -> None:
 
 
 def test_holm() -> None:
-    assert (holm([0.01, 0.04, 0.03, 0.005]), holm([0.9, 0.8])) == (pytest.approx([0.03, 0.06, 0.06, 0.02]), [1.0, 1.0])
-    assert holm([]) == []
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert (holm([0.9, 0.8]), holm([])) == ([1.0, 1.0], [])

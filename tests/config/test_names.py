@@ -111,7 +111,6 @@ def test_requests_of_python_have_these_names_and_defaults() -> None:
 GIVEN = {"audit": ["--url", "http://127.0.0.1:1"], "target": ["--model", "m"], "drafter": ["--model", "m"]}
 WRONG = [
     ("--threads", "0", "must be at least 1, got 0"),
-    ("--cache-mib", "-1", "must be at least 1, got -1"),
     ("--gpu-memory-utilization", "1.5", "must be above 0 and at most 1, got 1.5"),
     ("--cuda-graph-sizes", "1,9000", "must be between 1 and 8192, got 9000"),
     ("--max-model-len", "1", "must be at least 2, got 1"),

@@ -97,19 +97,16 @@ def test_both_models_are_there_and_fit_one_gpu() -> None:
     assert (options["device"], options["drafter_device"], options["gpu_memory_utilization"]) == ("cpu", "cpu", 0.9)
     (reserved,) = CUDA["http"]["deploy"]["resources"]["reservations"]["devices"]
     assert reserved["capabilities"] == ["gpu"]
-
-
-def test_models_may_need_the_hubs_token_and_be_folders_of_this_machine() -> None:
-    assert SERVICES["http"]["environment"] == ["HF_TOKEN"]
     home, folders = SERVICES["http"]["volumes"]
-    assert (home, folders) == ("models:/home/crossdraft/models", "${MODELS:-models}:/models:ro")
-    assert "HF_HOME=/home/crossdraft/models" in of("ENV")[0].split()
-    assert "models" in COMPOSE["volumes"]
+    assert (f"HF_HOME={home.partition(':')[2]}" in of("ENV")[0].split(), folders.endswith(":/models:ro")) == (
+        True,
+        True,
+    )
 
 
 def test_what_the_documents_set_is_read_by_the_compose_files() -> None:
     files = [(REPOSITORY / "deploy" / f"compose{one}.yaml").read_text(encoding="utf-8") for one in ("", ".cuda")]
-    read = {*re.findall(r"\$\{(\w+):-", "".join(files)), "HF_TOKEN"}
+    read = {*re.findall(r"\$\{(\w+):-", "".join(files)), *SERVICES["http"]["environment"]}
     said = (REPOSITORY / "docs" / "quick-start.md").read_text(encoding="utf-8").partition("## In containers")[2]
     named = set(re.findall(r"\b([A-Z_]{4,})=", "".join(files) + said.partition("\n## ")[0]))
     assert named <= read

@@ -14,8 +14,7 @@ TOLD = json.loads(VERDICTS.read_text(encoding="utf-8"))
 
 
 def test_every_message_and_session_has_its_file() -> None:
-    assert list(BYTES) == list(VALUES)
-    assert list(TOLD) == list(CASES)
+    assert (list(BYTES), list(TOLD)) == (list(VALUES), list(CASES))
 
 
 @pytest.mark.parametrize("name", VALUES)

@@ -255,3 +255,4 @@ async def test_a_request_waits_for_a_target_that_has_just_come_whether_it_names_
             assert (asked.status_code, text in fault(asked)["message"]) == (status, True)
         async with target(port):
             assert (await served.post("/tokenize", prompt="x")).json()["count"] == 1
+            assert (await watch.read()).status == STATUS.SERVING

@@ -329,9 +329,10 @@ async def test_200_clients_at_once(outputs: FakeBackend, address: str) -> None:
     assert len({order.id for order in outputs.requests}) == 200
 
 
-async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
+@pytest.mark.parametrize("grace", [0, 60])
+async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace(grace: float) -> None:
     outputs = FakeBackend(waits_after=1)
-    server = GenerationServer(outputs, Listening(grace_seconds=60))
+    server = GenerationServer(outputs, Listening(grace_seconds=grace))
     await server.start()
     async with GenerationClient(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -341,9 +342,11 @@ async def test_a_server_that_ends_lets_outputs_go_on_for_its_grace() -> None:
         ending = asyncio.create_task(server.drain())
         assert (await watch.read()).status == NOT_SERVING
         watch.cancel()
-        outputs.go_on.set()
-        assert isinstance([reply async for reply in generation][-1], OutputEnded)
+        if grace:
+            outputs.go_on.set()
+            assert isinstance([reply async for reply in generation][-1], OutputEnded)
         await ending
+        await outputs.wait_running(0)
 
 
 def generated_by_reflection(address: str) -> list[str]:

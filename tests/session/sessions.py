@@ -1,7 +1,7 @@
 """Sessions over toys, brought to each of the states in which they wait."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,16 +23,10 @@ TARGET, DRAFTER = 1, 2  # lanes, as they are opened first
 WHOLE = Row(np.array([0, 1, 2]), np.array([0.2, 0.5, 0.3]))
 
 
-def begun(
-    *choices: Choice,
-    method: Method = SLEM,
-    waits: bool = False,
-    unwanted: int = 0,
-    interrupts: bool = False,
-    **changes: object,
-) -> Begun:
+def begun(*choices: Choice, method: Method = SLEM, waits: bool = False, **changes: Any) -> Begun:
     """A session that has begun and makes these choices in turn, its controller, and its first commands."""
-    controller = Turns(choices, waits, unwanted, interrupts)
+    told = {name: changes.pop(name) for name in ("unwanted", "interrupts") if name in changes}
+    controller = Turns(choices, waits, **told)
     session = Session(assignment(method, controller=controller, **changes))
     return session, controller, session.start(0.0)
 

@@ -292,6 +292,15 @@ def test_a_drafter_is_opened_once_the_controller_wants_one() -> None:
     assert isinstance(following, messages.Draft)
 
 
+def test_a_run_that_takes_the_place_of_a_lost_one_ends_for_the_draft_that_was_decided_on() -> None:
+    session, *_ = sessions.begun(Choice(2, 2, overlap=False), interrupts=True, max_tokens=90)
+    session.handle(events.Ready(sessions.TARGET), 0.0)
+    assert sessions.requests(session.handle(events.Ready(sessions.DRAFTER), 1.0)) == [messages.RunTo(1, 0)]
+    (again,) = session.handle(events.Lost(sessions.TARGET, GONE, True), 2.0)[:1]
+    assert sessions.only(messages.Pass, session.handle(events.Ready(again.lane), 3.0)).run == LONG_RUN
+    assert sessions.requests(session.handle(sessions.told(1, lane=again.lane), 4.0)) == [messages.RunTo(1, 0)]
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["the drafter is there", "it was lost"])
 def test_a_run_ends_where_a_draft_is_to_follow(lost: bool) -> None:
     """It is chosen once, and forgotten if there is no drafter any more."""

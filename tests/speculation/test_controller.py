@@ -386,8 +386,6 @@ def test_a_drafter_is_wanted_while_one_may_be_used() -> None:
     assert not output.wants_drafter(0.0)  # its run need not end before it is asked again
     output.observe(Judged(0, False, 4 * LONG_RUN, 1), 0.2)
     assert output.wants_drafter(0.0)
-    output.observe(Lifecycle.DRAFTER_WENT, 0.3)
-    assert not output.wants_drafter(0.3)
 
 
 def test_a_text_that_fares_clearly_worse_is_decided_for_alone() -> None:

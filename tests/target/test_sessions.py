@@ -286,13 +286,15 @@ async def test_more_of_a_row_comes_from_the_latest_pass_without_a_forward(target
 
 async def test_where_a_draft_leads_to_nothing_that_can_be_drawn_only_an_output_that_goes_there_is_refused(target_model):
     options = replace(GREEDY, logit_bias=((5, 100.0),), allowed_token_ids=(5, 6), bad_word_ids=((6, 5), (6, 6)))
-    talk = Talk(target_model, OpenTarget(PROMPT, options, KEY))
+    older, talk = (Talk(target_model, OpenTarget(PROMPT, options, KEY, impossible=knows)) for knows in (False, True))
     here, there = (await talk.passed(Pass(1, (), TokenTree.chain((6,)), draws=True))).nodes
     assert (token_of(here), here.log_probability > IMPOSSIBLE, there.log_probability) == (5, True, IMPOSSIBLE)
     (alone,) = (await talk.passed(Pass(2, (), TokenTree.chain((6,)), wanted=(1,), draws=True))).nodes
     assert alone.log_probability == IMPOSSIBLE
     with pytest.raises(BadRequest, match="leave no id to draw"):
         await talk.passed(Pass(3, (6,), TokenTree(), draws=True))
+    with pytest.raises(BadRequest, match="leave no id to draw"):
+        await older.passed(Pass(1, (), TokenTree.chain((6,)), draws=True))
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,8 @@ def test_a_drafter_that_opens_late(method: Method, opens: int) -> None:
 def test_a_drafter_that_is_not_wanted_at_first(method: Method, pattern: str) -> None:
     """It opens in the middle of the target's run, and drafts for what follows."""
     given = Overlapped(TWO, method, (Choice(2, 1),), Schedule(pattern), 4, 1, unwanted=1)
-    assert error(given) < EXACT
     runs = replace(given, choices=(PLAIN, Choice(2, 2, overlap=False)), unwanted=0, interrupts=True)
-    assert error(runs) < EXACT
+    assert max(error(given), error(runs)) < EXACT
 
 
 @walks

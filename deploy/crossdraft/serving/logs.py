@@ -39,7 +39,8 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = " ".join(record.getMessage().splitlines())
         about = ", ".join(f"{name} {value}" for name, value in vars(current()).items() if value)
-        line = f"crossdraft: {text} [{about}]" if about else f"crossdraft: {text}"
+        source = record.name.partition(".")[0]  # crossdraft, or whose warning it is
+        line = f"{source}: {text} [{about}]" if about else f"{source}: {text}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

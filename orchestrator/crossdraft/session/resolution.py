@@ -257,6 +257,7 @@ def resolve(
             request.ignore_eos,
             request.stop_token_ids,
             hidden=opening is not None and models.reads_hidden,
+            impossible=True,
         ),
         open_drafter=opening,
         controller=controller,

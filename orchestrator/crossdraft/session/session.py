@@ -327,8 +327,10 @@ class Session:
         """While the target draws by itself: end that as soon as the next epoch is to draft; else, when half of the run
         is drawn, let the target go on without the round trip of another pass."""
         run = next((run for run in self.target.runs if not run.ending), None)
-        if run is None or self._next is not None:
+        if run is None:
             return []
+        if self._next is not None:  # a run that replaces the one that was to end
+            return self.target.end_runs()
         ends_soon = run.drawn >= run.half and self.output.left > run.left
         there = self.drafter.ready or self.drafter.unopened
         if not ends_soon and not (there and self._given.controller.wants_drafter(self._now)):

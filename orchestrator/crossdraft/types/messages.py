@@ -245,6 +245,7 @@ class OpenTarget:
     ignore_stops: bool = False  # a run continues after a stop id of the model
     stop_ids: tuple[int, ...] = ()  # further ids that end a run
     hidden: bool = False  # replies to passes have hidden states
+    impossible: bool = False  # samples behind the root may be IMPOSSIBLE; else such a pass fails
     request_id: str = ""  # of the client's request, for log lines; the link sets it; empty: none
 
 

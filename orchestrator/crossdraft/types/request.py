@@ -244,6 +244,10 @@ class GenerationRequest(Watching, Speculation, Reading, Output):
         for wrong, complaint in (
             (self.overlap is Overlap.ON, "tree_nodes has no effect with overlap on: leave it out, or turn overlap off"),
             (self.audit, "an audit recomputes the draws of chains: leave out tree_nodes, or audit"),
+            (
+                small and depth >= MOST_NODES,
+                f"a tree is at most {MOST_NODES} nodes: lower num_speculative_tokens ({depth})",
+            ),
             (small, f"tree_nodes must be {deep}, or 0 for a chain, got {nodes}"),
         ):
             if wrong:

@@ -62,7 +62,7 @@ class VerifyReply(_message.Message):
     def __init__(self, session: _Optional[int] = ..., opened: _Optional[_Union[_common_pb2.Opened, _Mapping]] = ..., done: _Optional[_Union[PassDone, _Mapping]] = ..., fetched: _Optional[_Union[RowFetched, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.SessionEnded, _Mapping]] = ..., scored: _Optional[_Union[PromptScored, _Mapping]] = ...) -> None: ...
 
 class OpenTarget(_message.Message):
-    __slots__ = ("prompt", "options", "noise", "head", "likely", "ignore_stops", "stop_ids", "hidden")
+    __slots__ = ("prompt", "options", "noise", "head", "likely", "ignore_stops", "stop_ids", "hidden", "impossible")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class OpenTarget(_message.Message):
     IGNORE_STOPS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    IMPOSSIBLE_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedScalarFieldContainer[int]
     options: _common_pb2.SamplingOptions
     noise: _common_pb2.NoiseKey
@@ -79,7 +80,8 @@ class OpenTarget(_message.Message):
     ignore_stops: bool
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     hidden: bool
-    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ..., ignore_stops: _Optional[bool] = ..., stop_ids: _Optional[_Iterable[int]] = ..., hidden: _Optional[bool] = ...) -> None: ...
+    impossible: bool
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., options: _Optional[_Union[_common_pb2.SamplingOptions, _Mapping]] = ..., noise: _Optional[_Union[_common_pb2.NoiseKey, _Mapping]] = ..., head: _Optional[int] = ..., likely: _Optional[int] = ..., ignore_stops: _Optional[bool] = ..., stop_ids: _Optional[_Iterable[int]] = ..., hidden: _Optional[bool] = ..., impossible: _Optional[bool] = ...) -> None: ...
 
 class Pass(_message.Message):
     __slots__ = ("number", "committed", "tree", "listed", "wanted", "draws", "run")

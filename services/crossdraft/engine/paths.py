@@ -60,7 +60,9 @@ def draw_path(
     while True:
         answer = yield forward
         queued = answer.queued if queued is None else queued
-        found = yield DrawRequest(answer.logits, options, clocks, (at,), True, 0, allowed, row_width, forward)
+        found = yield DrawRequest(
+            answer.logits, options, clocks, (at,), keyed=True, allowed=allowed, row_width=row_width, forward=forward
+        )
         drawn += found
         if len(found) > forward.more:
             return drawn, queued

@@ -311,7 +311,7 @@ class SampleRequest(_OfNodes[Found[Sample]]):
     key: NoiseKey
     offsets: Sequence[int]  # of each node, in letters since the start of the output
     likely: int | None = None  # most probable ids to return beside each draw, fewer where the model has fewer
-    rooted: bool = True  # the first node is the root
+    required: int = 1  # of the first nodes: there the draw must be possible, as at the root
 
     @property
     def kind(self) -> Hashable:
@@ -332,8 +332,10 @@ class SampleRequest(_OfNodes[Found[Sample]]):
         tokens, possible, values, *likely = yield drawn, *certain, *logged
         if not possible.all():
             fault, firsts = nothing_left(logits), accumulate(sizes, initial=0)
-            roots = [first for first, request in zip(firsts, requests, strict=False) if request.rooted]
-            if not (isinstance(fault, NothingLeftError) and possible[roots].all()):
+            wanted = [
+                first + node for first, one in zip(firsts, requests, strict=False) for node in range(one.required)
+            ]
+            if not (isinstance(fault, NothingLeftError) and possible[wanted].all()):
                 raise fault
             values = np.where(possible, values, IMPOSSIBLE)
         table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], likely)

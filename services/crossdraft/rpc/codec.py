@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 from numpy.typing import NDArray
 
 from crossdraft.config.fields import LeftOut
@@ -85,10 +86,11 @@ def check_ranges(message: Any, ranges: Mapping[str, tuple[float, float]]) -> Non
 def check_known(message: Message, name: str) -> None:
     """Drops fields of a later version, also of parts, and raises BadMessage if there were any: they may change the
     output."""
-    size = message.ByteSize()
+    size, own = message.ByteSize(), sorted({field.field_number for field in UnknownFieldSet(message)})  # type: ignore[attr-defined]
     message.DiscardUnknownFields()
     if message.ByteSize() != size:
-        raise BadMessage(f"{name} has fields that this version does not know: update the service")
+        which = f"the fields {own}" if own else "fields in its parts"
+        raise BadMessage(f"{name} has {which}, which this version does not know: update the service")
 
 
 def decode_letters(raw: bytes, name: str) -> Letters:

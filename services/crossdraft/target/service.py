@@ -303,8 +303,9 @@ class TargetSession:
         """A draw at each node of a pass at an offset, in letters since the start of the output."""
         assert self.opening.noise is not None
         ends = [offset + end for end in request.tree.ends(self.running.tokenization.vocabulary.letters)]
-        offsets, rooted = [ends[row] for row in request.answered], 0 in request.answered
-        return SampleRequest(nodes, self.running.clocks, self.opening.noise, offsets, self.opening.likely, rooted)
+        offsets = [ends[row] for row in request.answered]
+        required = 0 in request.answered if self.opening.impossible or request.run > 1 else len(offsets)
+        return SampleRequest(nodes, self.running.clocks, self.opening.noise, offsets, self.opening.likely, required)
 
     def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""

@@ -19,7 +19,7 @@ from crossdraft.serving.limits import Keys
 from crossdraft.session.models import with_defaults
 from crossdraft.types.messages import SamplingDefaults, SamplingOptions
 from crossdraft.types.request import Chat, Message
-from tests.serving.fakes import TOKENS, FakeBackend, figures
+from tests.serving.fakes import TOKENS, TOY, FakeBackend, figures
 from tests.serving.http.conftest import CHAT, COMPLETIONS, KEY, MESSAGES, Front, fault, front
 
 
@@ -387,9 +387,11 @@ async def test_what_a_body_leaves_out_is_the_models_own(served, outputs, given, 
         assert (request.options, request.max_tokens) == (SamplingOptions(*due), tokens)
 
 
-async def test_ping_and_version(served: Front) -> None:
+async def test_ping_version_and_the_models_that_are_there(served: Front, outputs: FakeBackend) -> None:
     assert (await served.http.get("/ping")).status_code == (await served.http.post("/ping")).status_code == 200
     assert (await served.http.get("/version")).json() == {"version": software()}
+    outputs.served = TOY, replace(TOY, name="gone", there=False)
+    assert (await served.http.get("/ready")).json() == {"status": "ready", "models": ["toy"]}
 
 
 async def test_the_load_is_the_number_of_requests_under_way(served: Front, outputs: FakeBackend) -> None:

@@ -384,7 +384,7 @@ async def test_an_error_in_a_stream_is_its_last_event_and_ends_its_other_outputs
     stream = await served.complete(stream=True, n=n)
     with pytest.raises(APIError, match="no target answered in time"):
         [texts.append(chunk.choices[0].text) async for chunk in stream]
-    assert texts == ["He", "é"] or n == 2
+    assert [*dict.fromkeys(texts)] == ["He", "é"]
     await outputs.wait_running(0)
 
 
