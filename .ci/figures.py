@@ -19,8 +19,8 @@ LABORATORY = "crossdraft.lab"
 SMALL = 80  # lines of a module that may belong in its only importer
 LIMITS = {  # a ratchet: what was reached, which no change may exceed; whoever brings a figure down lowers its limit
     "source modules": 161,
-    "source lines": 38_224,
-    "lines of the laboratory": 4_953,
+    "source lines": 37_980,
+    "lines of the laboratory": 4_943,
     "modules in the largest folder": 21,
     "longest chain of imports": 17,
     "test lines": 38_434,
