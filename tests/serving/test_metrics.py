@@ -325,7 +325,7 @@ def test_a_line_of_the_hub_is_written_once() -> None:
         hub.warning("afterwards")
     finally:
         hub.removeHandler(own)
-    assert (stream.getvalue(), theirs.getvalue()) == ("crossdraft: retrying\n", "afterwards\n")
+    assert (stream.getvalue(), theirs.getvalue()) == ("huggingface_hub: retrying\n", "afterwards\n")
 
 
 def test_a_json_line_says_what_it_is_about() -> None:

@@ -34,7 +34,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PlainFormatter(logging.Formatter):
-    """The message, then in brackets the ids that are known."""
+    """The package that says it, the message, then in brackets the ids that are known."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = " ".join(record.getMessage().splitlines())
