@@ -18,12 +18,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from crossdraft.config.service import SessionOptions
-from crossdraft.rpc import errors, log_context
+from crossdraft.rpc import errors, logs
 from crossdraft.rpc.event_loop import LARGE, MEDIUM, SMALL, Beside, LoopLag
 from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.handlers import Activity, Tally
 from crossdraft.rpc.links import Patience
-from crossdraft.rpc.log_context import MAX_LENGTH, RequestIdError, request_id
+from crossdraft.rpc.logs import MAX_LENGTH, RequestIdError, request_id
 from crossdraft.rpc.metrics import exposition
 from crossdraft.rpc.security import RenewedCredentials
 from crossdraft.rpc.server import Endpoint, Listening, Server, freeze_heap, serve
@@ -186,18 +186,18 @@ def test_ids_that_could_spoil_a_line_are_refused(given: str) -> None:
 
 
 async def test_sessions_are_counted_and_their_lines_have_the_id(caplog: pytest.LogCaptureFixture) -> None:
-    subjects: list[log_context.LogContext] = []
+    subjects: list[logs.LogContext] = []
 
     class Noting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            subjects.append(log_context.current())
+            subjects.append(logs.current())
 
     noting = Noting()
     logging.getLogger("crossdraft").addHandler(noting)
     service = PuppetService()
     with caplog.at_level(logging.INFO, "crossdraft"):
         async with Server(TARGET, service, AT_ONCE) as server, TargetClient(server.address) as client:
-            with log_context.about(request="req-7"):
+            with logs.about(request="req-7"):
                 session = await client.open(OPEN)
             await session.run(one_pass(1, 1))
             assert server.activity.open == 1

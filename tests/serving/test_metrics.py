@@ -26,10 +26,9 @@ from crossdraft.engine.served_model import ModelOptions
 from crossdraft.rpc.errors import Overloaded, Unreachable
 from crossdraft.rpc.generation import OutputEnded
 from crossdraft.rpc.handlers import CLOSED, Activity
-from crossdraft.rpc.log_context import about
+from crossdraft.rpc.logs import about, logged
 from crossdraft.rpc.metrics import PREFIX, ServiceMetrics, exposition
 from crossdraft.serving.backend import LocalBackend, LocalModel, NamedDrafter, OutputRequest
-from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.target.service import target_server
 from crossdraft.types.statistics import BOUNDS, COARSE, PARTS, LaneFigures, ModelStatistics, Trips

@@ -71,7 +71,7 @@ def run_to_end(work: Coroutine[Any, Any, None], run: Run = uvloop.run) -> None:
     """Runs `work`, by STARTS_PROCESSES if it does so beside open channels. A signal cancels it, and it cleans up."""
     from crossdraft.rpc.errors import ServiceError  # these import grpc and numpy, which `--help` does without
     from crossdraft.rpc.event_loop import until_signalled
-    from crossdraft.serving.logs import logged
+    from crossdraft.rpc.logs import logged
     from crossdraft.types.request import RequestError
 
     async def whole() -> None:

@@ -47,6 +47,7 @@ from crossdraft.config.service import (
 from crossdraft.engine.names import WrongOptionError, check_laboratory, check_name, laboratory
 from crossdraft.rpc.errors import CannotListen
 from crossdraft.rpc.links import Patience
+from crossdraft.rpc.logs import logged
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.security import FrontFiles, TlsError, TlsFiles
 from crossdraft.rpc.server import Listening, Serving, without_collections
@@ -55,7 +56,6 @@ from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter
 from crossdraft.serving.grpc import REQUEST_LIMIT, GenerationServer
 from crossdraft.serving.limits import GenerationOptions, Keys
-from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import SHARED_FOLDER, MeasuredBackend, Metrics, registry_of_all
 from crossdraft.text.affinity import AffinityMismatch
 from crossdraft.text.frequencies import FrequenciesError

@@ -40,9 +40,9 @@ from crossdraft.config.api import ConnectionOptions
 from crossdraft.config.cluster import Configuration, Http, Scale, ServedService, Service
 from crossdraft.config.fields import part_of
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.logs import logged
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.http.connections import LIMITS
-from crossdraft.serving.logs import logged
 
 log = logging.getLogger(__name__)
 IMPLICIT_RESOURCE = "node:__internal_implicit_resource_"  # of resources beginning so every node has 1

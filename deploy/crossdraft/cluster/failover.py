@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from crossdraft.client import Kind, RequestError
 from crossdraft.rpc.errors import Cancelled, Full, Overloaded, ServiceError, TimedOut, Unreachable
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens
-from crossdraft.rpc.log_context import about
+from crossdraft.rpc.logs import about
 from crossdraft.rpc.metrics import PREFIX
 from crossdraft.serving.backend import OutputItem, OutputRequest, TraceSpans, UnknownModelError
 from crossdraft.types.output import ServedModel, Written

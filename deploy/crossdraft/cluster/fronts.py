@@ -23,6 +23,7 @@ from crossdraft.cluster.servers import ServerReplica, certificate_of, listening
 from crossdraft.cluster.status import APPLICATION, Entry, Role
 from crossdraft.config.cluster import Grpc, Http
 from crossdraft.rpc.errors import Overloaded
+from crossdraft.rpc.logs import logged
 from crossdraft.rpc.metrics import Exporter
 from crossdraft.rpc.transport import MessageLimit
 from crossdraft.serving.backend import OutputRequest
@@ -30,7 +31,6 @@ from crossdraft.serving.grpc import GenerationServer
 from crossdraft.serving.http.app import make_app
 from crossdraft.serving.http.middleware import HttpOptions
 from crossdraft.serving.limits import GenerationOptions
-from crossdraft.serving.logs import logged
 from crossdraft.serving.metrics import MeasuredBackend, Metrics
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked

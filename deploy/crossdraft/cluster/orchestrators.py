@@ -17,11 +17,10 @@ from crossdraft.config.cluster import ServedService
 from crossdraft.rpc.errors import Unreachable
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.links import Patience
-from crossdraft.rpc.log_context import about
+from crossdraft.rpc.logs import about, logged
 from crossdraft.rpc.metrics import PREFIX, Exporter
 from crossdraft.rpc.server import freeze_heap
 from crossdraft.serving.backend import LocalBackend, LocalModel, LocalOptions, NamedDrafter, OutputRequest
-from crossdraft.serving.logs import logged
 from crossdraft.types.output import ServedModel, Written
 from crossdraft.types.request import Asked
 

@@ -36,10 +36,10 @@ from crossdraft.config.fields import part_of
 from crossdraft.config.service import SessionOptions
 from crossdraft.engine.names import source_of
 from crossdraft.rpc.errors import CannotListen
+from crossdraft.rpc.logs import logged
 from crossdraft.rpc.security import FrontFiles
 from crossdraft.rpc.server import Listening, Server, freeze_heap, without_collections
 from crossdraft.serving.grpc import GenerationServer
-from crossdraft.serving.logs import logged
 from crossdraft.types.statistics import ModelStatistics
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from crossdraft.config.request import AUTO, NO_DRAFTER
 from crossdraft.rpc.errors import REPLACED, NotServed, Overloaded, Replaced, ServiceError
 from crossdraft.rpc.generation import Committed, OutputEnded, PromptTokens, Reply
 from crossdraft.rpc.links import Patience
-from crossdraft.rpc.log_context import about
+from crossdraft.rpc.logs import about
 from crossdraft.rpc.security import TlsFiles
 from crossdraft.session.models import fault_of_pair, requested_method
 from crossdraft.speculation.selection import EARNED, MARGIN

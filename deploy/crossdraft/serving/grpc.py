@@ -26,7 +26,7 @@ from crossdraft.rpc.generation import (
     encode_reply,
     parse_request,
 )
-from crossdraft.rpc.log_context import REQUEST_ID, about
+from crossdraft.rpc.logs import REQUEST_ID, about
 from crossdraft.rpc.server import Endpoint, Listening, Serving
 from crossdraft.rpc.transport import FRONT_SERVER_OPTIONS, MessageLimit
 from crossdraft.serving.backend import MIN_RETRY_SECONDS, Backend, OutputRequest, UnknownModelError, model_of

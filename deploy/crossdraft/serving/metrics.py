@@ -24,7 +24,7 @@ from crossdraft.config.request import AUTO, NO_DRAFTER
 from crossdraft.rpc.errors import Overloaded, ServiceError, name_of
 from crossdraft.rpc.event_loop import LoopLag
 from crossdraft.rpc.generation import Committed, OutputEnded
-from crossdraft.rpc.log_context import about
+from crossdraft.rpc.logs import about
 from crossdraft.rpc.metrics import PREFIX, exposition
 from crossdraft.serving.backend import Backend, OutputItem, OutputRequest, UnknownModelError
 from crossdraft.types.output import ServedModel, Written

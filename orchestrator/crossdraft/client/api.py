@@ -134,7 +134,7 @@ class Generation(TokenStream):
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
         self.unrecorded = False  # whether the request names a file for its record that could not be written
-        self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.log_context`)
+        self._context = contextvars.copy_context()  # of the creator: log lines name its request (`rpc.logs`)
 
     async def aclose(self) -> None:
         self._over = True

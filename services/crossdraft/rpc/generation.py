@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from crossdraft.config.fields import bare_key, fault_of_address
-from crossdraft.rpc import codec, errors, log_context
+from crossdraft.rpc import codec, errors, logs
 from crossdraft.rpc.transport import FRONT_CLIENT_OPTIONS, MessageLimit, channel_to
 from crossdraft.session.events import Reason
 from crossdraft.types.messages import MODEL_SETTINGS, LeftOut
@@ -121,7 +121,7 @@ def parse_request(raw: bytes, name: str | None) -> pb.GenerateRequest:
     """The message, with an id in any case, if need be this one; raises BadMessage."""
     try:
         message = pb.GenerateRequest.FromString(raw)
-        message.id = log_context.request_id(message.id or name)
+        message.id = logs.request_id(message.id or name)
     except DecodeError as error:
         raise errors.BadMessage(f"not a GenerateRequest: {error}") from error
     return message

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 
 from crossdraft.config.service import SessionOptions
-from crossdraft.rpc import codec, errors, log_context
+from crossdraft.rpc import codec, errors, logs
 from crossdraft.rpc.errors import BadMessage, ProtocolBroken, ServiceError
 from crossdraft.rpc.event_loop import Beside
 from crossdraft.rpc.frames import Answer, Ask, EndSession, Opening, RoleCodec, SessionEnded
@@ -180,8 +180,8 @@ class SessionLog:
     tally: Tally = field(default_factory=Tally)
     began: float = field(default_factory=time.monotonic)
 
-    def about(self) -> AbstractContextManager[log_context.LogContext]:
-        return log_context.about(request=self.request, session=self.name, peer=self.address)
+    def about(self) -> AbstractContextManager[logs.LogContext]:
+        return logs.about(request=self.request, session=self.name, peer=self.address)
 
 
 class Handlers(Generic[Opening, Ask, Answer]):
@@ -319,7 +319,7 @@ class ServerLink:
         try:
             if self._handlers.draining:
                 raise errors.Unreachable("the service is shutting down")
-            request = log_context.request_id(opening.request_id) if opening.request_id else ""
+            request = logs.request_id(opening.request_id) if opening.request_id else ""
             entry = self._handlers.activity.begin(request, self.peer, self._context.peer())
         except ServiceError as error:
             self.outbox.put(number, _ended(error))

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from crossdraft.rpc import codec, frames
 from crossdraft.rpc.errors import BadMessage, Closed, Internal, NotServed, ServiceError, TimedOut, TooLarge, from_status
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.log_context import current
+from crossdraft.rpc.logs import current
 from crossdraft.rpc.memory import HOST, MemoryChannel, codec_of
 from crossdraft.rpc.security import ClientCredentials, RenewedCredentials
 from crossdraft.rpc.transport import MessageLimit, channel_to, client_options

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from crossdraft.client.api import software
 from crossdraft.config.api import SpeculativeMetrics, ToolCallParser
 from crossdraft.rpc.event_loop import Beside
-from crossdraft.rpc.log_context import REQUEST_ID
+from crossdraft.rpc.logs import REQUEST_ID
 from crossdraft.serving.backend import Backend, OutputRequest, UnknownModelError, model_of
 from crossdraft.serving.http.chats import MAX_DEPTH, DetokenizeBody, TokenizeBody, deep
 from crossdraft.serving.http.errors import (

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from crossdraft.config.api import HttpSettings
 from crossdraft.rpc.errors import KeyRefused
 from crossdraft.rpc.event_loop import MEDIUM
-from crossdraft.rpc.log_context import REQUEST_ID, RequestIdError, about, request_id
+from crossdraft.rpc.logs import REQUEST_ID, RequestIdError, about, request_id
 from crossdraft.serving.backend import MIN_RETRY_SECONDS
 from crossdraft.serving.http.errors import BUSY, ENDS, INVALID, RefusedError
 from crossdraft.serving.limits import GenerationOptions, Rates
