@@ -16,7 +16,7 @@ from math import log, sqrt
 from pathlib import Path, PurePath
 from statistics import stdev
 
-from crossdraft.cli.measuring import Columns, Setting, Skipped, Table, finished, print_table, repeats, total_of
+from crossdraft.cli.measuring import SEED, Columns, Setting, Skipped, Table, finished, print_table, repeats, total_of
 from crossdraft.cli.processes import Wanted, patience, running, threads_each
 from crossdraft.cli.prompts import by_category, prompts_of
 from crossdraft.cli.running import (
@@ -29,7 +29,7 @@ from crossdraft.cli.running import (
     run_to_end,
 )
 from crossdraft.cli.serve import faults_of_models
-from crossdraft.client import GenerationRequest, Pipeline, SamplingOptions, Statistics, connect
+from crossdraft.client import GenerationRequest, Pipeline, Statistics, connect
 from crossdraft.config.engine import EngineOptions
 from crossdraft.engine.names import BUNDLED_PREFIX, check_name
 from crossdraft.session.models import fault_of_pair
@@ -75,14 +75,6 @@ class Selection:
         """One for each prompt. Raises ValueError if a value is out of its range."""
         setting = Setting(method, "", self.temperature, GenerationRequest.num_speculative_tokens, controlled=True)
         return setting.requests(self.prompts, self.max_tokens)
-
-    def plain(self) -> list[GenerationRequest]:
-        """One request a prompt, to be run without a drafter."""
-        options = SamplingOptions(self.temperature)
-        return [
-            GenerationRequest(text, max_tokens=self.max_tokens, options=options, seed=0, choice=number)
-            for number, text in enumerate(self.prompts)
-        ]
 
     def check(self) -> None:
         """Raises UsageError: a request would be refused; CommandFailed: there is no such model."""
@@ -189,9 +181,10 @@ class _Pair:
         requests = self.selection.requests(method)
         for request in requests:
             await self._run(self.pipeline, request, Counter())
-        for request, without in zip(requests, self.selection.plain(), strict=True):
+        for request in requests:
             drafted, repeating = await self._run(self.pipeline, request, choices)
-            pairs.append((drafted, (await self._run(self.plain, without, Counter()))[0]))
+            plain, _ = await self._run(self.plain, request.unchecked(method=None, seed=SEED), Counter())
+            pairs.append((drafted, plain))
             others += [] if repeating else pairs[-1:]
         total, plain_total = map(total_of, zip(*pairs, strict=True))
         speed, plain_speed = total.tokens_per_second, plain_total.tokens_per_second
