@@ -85,7 +85,10 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     """
     try:
         root = _configured(Loader(text).get_single_node(), name)
-        _rename(root, name)
+        for mapping, where in _mappings(root):
+            _rename(mapping, where, name)
+            _restate(mapping, where)
+            _check_keys(mapping, where, name)
         values = _json(root)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
@@ -173,39 +176,52 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
         yield from _parts(inner)
 
 
-def _rename(node: Node | None, file: str, where: str = "") -> None:
-    """Gives keys of older files their names of now, with a warning for each; a number of replicas that may be
-    a range becomes both their least and their most. Keys are text, whatever YAML takes them for. Raises
-    ConfigurationError if one key stands twice then, or is no text."""
+def _mappings(node: Node | None, where: str = "") -> Iterator[tuple[MappingNode, str]]:
+    """All mappings, those within others first, and what the paths of their keys begin with: of one that another merges
+    the same as of that."""
     if isinstance(node, SequenceNode):
         for entry in node.value:
-            _rename(entry, file, where)
-    if not isinstance(node, MappingNode):
-        return
+            yield from _mappings(entry, where)
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            yield from _mappings(value, where if key.tag == MERGE else f"{where}{key.value}.")
+        yield node, where
+
+
+def _rename(mapping: MappingNode, where: str, file: str) -> None:
+    """Gives keys of older files their names of now, with a warning for each."""
+    for key, _ in mapping.value:
+        if new := OLD.get(f"{where}{key.value}"):
+            log.warning("%s, line %d: %s%s is called %s now", file, key.start_mark.line + 1, where, key.value, new)
+            key.value = new
+
+
+def _restate(mapping: MappingNode, where: str) -> None:
+    """Groups of older files become keys beside each other, settings a text, as the command line has them, and a number
+    of replicas that may be a range both their least and their most."""
     pairs: list[tuple[Node, Node]] = []
-    for key, value in node.value:
-        if not isinstance(key, ScalarNode):
-            raise ConfigurationError(f"{file}, line {key.start_mark.line + 1}: a key must be text")
-        path, merged = f"{where}{key.value}", key.tag == MERGE
-        key.tag = MERGE if merged else STRING
-        _rename(value, file, where if merged else f"{path}.")
-        if path in OLD:
-            log.warning("%s, line %d: %s is called %s now", file, key.start_mark.line + 1, path, OLD[path])
-            key.value = OLD[path]
+    for key, value in mapping.value:
+        path = f"{where}{key.value}"
         if path == SETTINGS and isinstance(value, MappingNode):
-            value = ScalarNode(STRING, _json(value), value.start_mark, value.end_mark)  # as the command line has it
+            value = ScalarNode(STRING, _json(value), value.start_mark, value.end_mark)
         if path in SCALED and value.tag == WHOLE_NUMBER and not value.value.startswith(("0", "-")):
             bounds = [(ScalarNode(STRING, name, key.start_mark, key.end_mark), value) for name in ("min", "max")]
             value = MappingNode("tag:yaml.org,2002:map", bounds, value.start_mark, value.end_mark)
         pairs += value.value if path in LIFTED and isinstance(value, MappingNode) else [(key, value)]
+    mapping.value = pairs
+
+
+def _check_keys(mapping: MappingNode, where: str, file: str) -> None:
+    """Makes keys text, whatever YAML takes them for. Raises ConfigurationError: one cannot be, or stands twice."""
     lines: dict[str, int] = {}
-    for key, _ in pairs:
+    for key, _ in mapping.value:
         line = key.start_mark.line + 1
+        if not isinstance(key, ScalarNode):
+            raise ConfigurationError(f"{file}, line {line}: a key must be text")
         if key.value in lines:
-            there = f"line {lines[key.value]}"
-            raise ConfigurationError(f"{file}, line {line}: {where}{key.value} is in {there} already: leave out one")
-        lines[key.value] = line
-    node.value = pairs
+            there = f"{where}{key.value} is in line {lines[key.value]} already"
+            raise ConfigurationError(f"{file}, line {line}: {there}: leave out one")
+        key.tag, lines[key.value] = MERGE if key.tag == MERGE else STRING, line
 
 
 def fault_of(name: str, root: Node, location: tuple[int | str, ...], message: str) -> str:
