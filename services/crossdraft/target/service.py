@@ -25,7 +25,6 @@ from crossdraft.rpc.handlers import Replies
 from crossdraft.rpc.server import Listening, Server
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher, of_letters
 from crossdraft.text.letters import NOTHING, Letters, Side, is_plain
-from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import (
     IMPOSSIBLE,
     MAX_RUN,
@@ -55,6 +54,7 @@ MAX_WAITING_REQUESTS = 64  # requests of a session
 COMPILE_SECONDS = 30.0  # for a grammar, and those that were sent before
 LEAVES_NONE = "the request's limits (grammar, allowed_token_ids, bad_words, min_tokens) leave no id to draw"
 SMALL_OPTIONS = 256  # ids in the options of a session that are handled in the event loop: a thread costs more
+NO_RUN = RunTo(0, 0)  # there is none, or it ends with the token that is being drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,15 +102,7 @@ class TargetService:
         await asyncio.to_thread(self.running.close)
 
 
-@quick_dataclass(frozen=True, eq=False)
-class Found:
-    """What a forward and its sampling brought."""
-
-    nodes: Callable[[], tuple[Row | Sample, ...]]
-    answer: ForwardResult
-    seconds: float  # from its first step, or in a run from the token before, until it was sampled
-    queued: float  # seconds until its first step
-    hidden: Sequence[bytes] = ()  # what the head read for each of the nodes, as `HiddenStates`; none: not asked for
+MakeReply = Callable[[], Reply]  # of what was found; called in the event loop: the model thread has other things to do
 
 
 def joined(before: Reply, after: Reply) -> PassDone | None:
@@ -142,7 +134,7 @@ class TargetSession:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Request] = deque()
         self._busy: asyncio.Future[Any] | None = None  # the request under way
-        self._run = 0  # tokens that it is to have, if that is a run; 0: it ends with the one that is being drawn
+        self._run = NO_RUN  # how far it goes, if that is a run
         self._closed = False
         self._left_at = float("-inf")  # seconds of the loop's clock: when the latest reply left
         self._context = self.opening.prompt  # and what was committed after it
@@ -167,7 +159,7 @@ class TargetSession:
         if len(self._waiting) == MAX_WAITING_REQUESTS:
             raise ProtocolBroken(f"{MAX_WAITING_REQUESTS} requests of this session wait already")
         self._waiting.append(request)
-        self._run = 0
+        self._run = NO_RUN
         self._go_on()
 
     def left(self, reply: Reply) -> None:
@@ -195,29 +187,28 @@ class TargetSession:
                 self._busy = self._fetch(request)
             else:
                 self._busy = self.running.thread.submit(self._score(request), self.replies.working)
-            self._busy.add_done_callback(partial(self._ended, request))
+            self._busy.add_done_callback(self._ended)
 
-    async def _after_masks(self, request: Pass) -> Found | None:
+    async def _after_masks(self, request: Pass) -> MakeReply | None:
         """A pass whose masks may take long: the model thread must not wait for them."""
         masks = self._masks(self._text, request)
         assert masks is not None
         await asyncio.gather(asyncio.wrap_future(masks), return_exceptions=True)  # the job raises its error
         return await self.running.thread.submit(self._job(request, masks), self.replies.working)
 
-    def _job(self, request: Pass, masks: "Future[Bits] | None" = None) -> Job[Found | None]:
+    def _job(self, request: Pass, masks: "Future[Bits] | None" = None) -> Job[MakeReply | None]:
         return self._run_job(request, masks) if request.run > 1 else self._pass(request, masks)
 
-    def _ended(self, request: Pass | FetchRow | ScorePrompt, done: asyncio.Future[Any]) -> None:
+    def _ended(self, done: asyncio.Future[Any]) -> None:
         """What was under way has ended; a run, or a prompt that was scored, has sent its replies by itself."""
-        self._busy, self._run = None, 0
+        self._busy, self._run = None, NO_RUN
         if self._closed:
             if not done.cancelled():
                 done.exception()  # nobody else asks for it
             return
         try:
-            found = done.result()
-            if found is not None:
-                self.replies.send(_done(request, found) if isinstance(request, Pass) else found)
+            if (reply := done.result()) is not None:
+                self.replies.send(reply())
             self._go_on()
         except Exception as error:  # a job, and reading its result, may raise anything: it ends this session
             nothing = isinstance(error, NothingLeftError)  # no other target could draw either
@@ -225,19 +216,20 @@ class TargetSession:
 
     def _change_run(self, request: RunTo) -> None:
         """Changes the length of the run under way, if it is that one."""
-        if not self._run or request.number != self._number:
+        run = self._run
+        if not run.tokens or request.number != run.number:
             return
-        if request.tokens > self._run + MAX_RUN:
-            what = f"a run of {self._run} tokens is to have {request.tokens}"
+        if request.tokens > run.tokens + MAX_RUN:
+            what = f"a run of {run.tokens} tokens is to have {request.tokens}"
             raise ProtocolBroken(f"{what}; at most {MAX_RUN} more are possible at once")
         self._check_room(len(self._context) + request.tokens - 1, f"the text with a run of {request.tokens}")
-        self._run = request.tokens
+        self._run = request
 
-    def _drew(self, request: Pass, found: Found, more: bool, first: int) -> None:
-        """A token of a run. The first one and the last wait for nothing."""
+    def _drew(self, reply: MakeReply, waits: bool) -> None:
+        """Tokens of a run."""
         if not self._closed:
-            within = self._left_at + BATCHED_SECONDS - self._loop.time() if first and more else 0.0
-            self.replies.send(_done(request, found, more, first), within, joined)
+            within = self._left_at + BATCHED_SECONDS - self._loop.time() if waits else 0.0
+            self.replies.send(reply(), within, joined)
 
     def _begin(self, request: Pass) -> None:
         """Checks that a pass is the next one, and takes over what it commits."""
@@ -269,7 +261,7 @@ class TargetSession:
         paths = list(map(self.running.tokenization.letters_of, request.tree.paths()))
         return self.matcher.begin(text, [paths[row] for row in request.answered])
 
-    def _pass(self, request: Pass, masks: "Future[Bits] | None") -> Job[Found]:
+    def _pass(self, request: Pass, masks: "Future[Bits] | None") -> Job[MakeReply]:
         """Runs in the model thread."""
         masks = masks or self._masks(self._text, request)
         answer, asked = yield from self._forward(request, self._context, self._before, masks)
@@ -281,7 +273,8 @@ class TargetSession:
             self._latest = replace(asked, logits=asked.logits.clone())  # for rows that are fetched later
             sampling = RowRequest(asked, self.opening.head, request.listed, self.opening.likely)
         nodes = yield sampling
-        return Found(nodes, answer, time.perf_counter() - answer.began, answer.queued, state_bytes(answer.hidden))
+        times = time.perf_counter() - answer.began, answer.queued
+        return partial(_done, request, nodes, answer, times, state_bytes(answer.hidden))
 
     def _forward(
         self, request: Pass, context: tuple[int, ...], before: tuple[int, ...] | None, masks: "Future[Bits] | None"
@@ -309,11 +302,11 @@ class TargetSession:
 
     def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
-        self._run = request.run
+        self._run = RunTo(request.number, request.run)
         while self._waiting and isinstance(change := self._waiting[0], RunTo):
             self._waiting.popleft()
             self._change_run(change)
-        self._run = 0 if self._waiting else self._run
+        self._run = NO_RUN if self._waiting else self._run
         return self._draw_run(request, masks)
 
     def _draw_run(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
@@ -323,7 +316,7 @@ class TargetSession:
         stops = {*opening.stop_ids, *(() if opening.ignore_stops else self.running.description.stops)}
         while more:
             # What the grammar leaves no choice about is a draft; which tokens write it is the model's to say.
-            guess = self._forced(text, self._run - first - 1) if masks is None else ()
+            guess = self._forced(text, self._run.tokens - first - 1) if masks is None else ()
             asked = replace(request, tree=TokenTree.chain(guess)) if guess else request
             masks = masks or self._masks(text, asked)
             answer, nodes = yield from self._forward(asked, context, before, masks)
@@ -339,14 +332,14 @@ class TargetSession:
             before, context = context, context + tokens
             written = self.running.tokenization.letters_of(tokens)
             offset += len(written)
-            more = first + len(tokens) < self._run and stops.isdisjoint(tokens)
+            more = first + len(tokens) < self._run.tokens and stops.isdisjoint(tokens)
             if self.matcher is not None:
                 text, masks = Letters(text + written), None
                 more = more and not self.matcher.slow
-            # The loop makes the reply: the model thread has other things to do.
             hidden = None if more or answer.hidden is None else answer.hidden[len(tokens) - 1 : len(tokens)]
-            found = Found(partial(tuple, samples), answer, ended - began, queued, state_bytes(hidden))
-            self.running.thread.call_soon(self._loop, self._drew, request, found, more, first)
+            made = partial(tuple, samples), answer, (ended - began, queued), state_bytes(hidden), more, first
+            # The first ones and the last wait for nothing.
+            self.running.thread.call_soon(self._loop, self._drew, partial(_done, request, *made), bool(first and more))
             first += len(tokens)
 
     def _forced(self, text: Letters, most: int) -> tuple[int, ...]:
@@ -377,7 +370,7 @@ class TargetSession:
         if not self._closed:
             self.replies.send(PromptScored(first, found(), seconds, more))
 
-    def _fetch(self, request: FetchRow) -> asyncio.Future[RowFetched]:
+    def _fetch(self, request: FetchRow) -> asyncio.Future[MakeReply]:
         """From the logits of the latest pass, in a thread; no forward."""
         if request.number != self._number or not self._number:
             raise ProtocolBroken(f"rows of pass {request.number} are gone; the latest pass is {self._number}")
@@ -399,19 +392,28 @@ def _one_of(nodes: Nodes, place: int) -> Nodes:
     return replace(nodes, logits=nodes.logits[at], history=history, mask=None if mask is None else mask[at])
 
 
-def _fetched(request: FetchRow, asked: RowRequest) -> RowFetched:
+def _fetched(request: FetchRow, asked: RowRequest) -> MakeReply:
     (found,) = fetched(asked.launch([asked]))
-    return RowFetched(request.number, request.node, *found())
+    return partial(RowFetched, request.number, request.node, *found())
 
 
-def _done(request: Pass, found: Found, more: bool = False, first: int = 0) -> PassDone:
-    """What was found, as it is sent."""
-    answer, times, nodes, hidden = found.answer, (found.seconds, found.queued), found.nodes(), HiddenStates()
-    if found.hidden:
-        places = (first + len(nodes) - 1,) if request.run > 1 else followed(request, nodes)
+def _done(
+    request: Pass,
+    nodes: Callable[[], tuple[Row | Sample, ...]],
+    answer: ForwardResult,
+    times: tuple[float, float],
+    states: Sequence[bytes],
+    more: bool = False,
+    first: int = 0,
+) -> PassDone:
+    """What was found at the nodes that are answered, its `seconds` and `queued`, and what the head read for each of
+    them, if that was asked for, as it is sent."""
+    found, hidden = nodes(), HiddenStates()
+    if states:
+        places = (first + len(found) - 1,) if request.run > 1 else followed(request, found)
         at = [0] if request.run > 1 else [request.answered.index(place) for place in places]
-        hidden = HiddenStates(places, b"".join(found.hidden[number] for number in at))
-    return PassDone(request.number, nodes, *times, more, 1, answer.sessions, answer.tokens, first, hidden)
+        hidden = HiddenStates(places, b"".join(states[number] for number in at))
+    return PassDone(request.number, found, *times, more, 1, answer.sessions, answer.tokens, first, hidden)
 
 
 def followed(request: Pass, nodes: Sequence[Row | Sample]) -> tuple[int, ...]:
