@@ -12,9 +12,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from crossdraft.text.grammar import Grammar
+from crossdraft.types import quick_dataclass
 
 BLANKS = " \t\r\n"
 BETWEEN = BLANKS + ",;]"  # what may stand after calls: they are a list, or written one after the other
@@ -179,7 +181,7 @@ class What(StrEnum):
     ARGUMENTS = "arguments"  # of the latest call: JSON, as the model writes it
 
 
-@dataclass
+@quick_dataclass(frozen=True)
 class Said:
     """A piece of a part. Pieces of one part are to be joined."""
 
@@ -193,6 +195,64 @@ Steps = Generator[None, None, str]  # yields when it needs more text
 Tries = Generator[None, None, bool]
 
 
+class Input:
+    """The text of an answer as it comes in, and what has been read of it that may be something else."""
+
+    def __init__(self) -> None:
+        self.over = False  # nothing more comes
+        self.tried: list[str] = []
+        self._text, self._at = "", 0  # what has come, and how much of it has been read
+
+    def add(self, text: str) -> None:
+        self._text, self._at = self.rest + text, 0
+
+    @property
+    def rest(self) -> str:
+        """What has come and is not read."""
+        return self._text[self._at :]
+
+    def next(self) -> Steps:
+        """The next character, which is not taken; empty: the answer has ended."""
+        while self._at == len(self._text) and not self.over:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def take(self, count: int = 1) -> None:
+        self.tried.append(self._text[self._at : self._at + count])
+        self._at += count
+
+    def given_up(self) -> str:
+        """What was tried, and is none of that."""
+        tried = "".join(self.tried)
+        self.tried.clear()
+        return tried
+
+    def skip(self, letters: str) -> Generator[None, None, None]:
+        while (letter := (yield from self.next())) and letter in letters:
+            self.take()
+
+    def takes(self, mark: str) -> Tries:
+        """Takes a mark, if it comes next."""
+        while len(self._text) - self._at < len(mark) and not self.over and mark.startswith(self.rest):
+            yield
+        if there := self._text.startswith(mark, self._at):
+            self.take(len(mark))
+        return there
+
+    def until(self, mark: str) -> tuple[str, bool]:
+        """What comes before a mark, and whether that has come, which is taken; else all that is no beginning of one."""
+        found = self._text.find(mark, self._at) if mark else -1
+        held = 0 if self.over or found >= 0 else _begun(self.rest, mark)
+        upto = found if found >= 0 else len(self._text) - held
+        text, self._at = self._text[self._at : upto], upto + (len(mark) if found >= 0 else 0)
+        return text, found >= 0
+
+
+def _begun(text: str, mark: str) -> int:
+    """How many characters at the end of a text may begin a mark."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
+
+
 class AnswerParser:
     """Reads an answer while it comes in; however it is cut into pieces, the parts are the same.
 
@@ -202,8 +262,7 @@ class AnswerParser:
 
     def __init__(self, form: AnswerForm) -> None:
         self.form = form
-        self._text, self._at, self._over = "", 0, False  # text that has come, and how much of it has been read
-        self._tried: list[str] = []  # what has been read of that which may be a call
+        self._input = Input()
         self._blanks = ""  # before content, if any follows
         self._said: list[tuple[What, int, str]] = []  # pieces, with the index of their call
         self.calls = 0  # that have begun
@@ -212,63 +271,60 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[Said]:
         """The parts in the text that comes next."""
-        self._text, self._at = self._text[self._at :] + text, 0
+        self._input.add(text)
         next(self._reading, None)
         pieces, self._said = self._said, []
-        said = [
-            Said(what, "".join(text for _, _, text in group), index)
-            for (what, index), group in groupby(pieces, key=lambda piece: piece[:2])
+        return [  # with ids as templates of Mistral's demand
+            Said(what, "".join(text for *_, text in group), call, secrets.token_hex(5)[:9] if what is What.CALL else "")
+            for (what, call), group in groupby(pieces, key=itemgetter(0, 1))
         ]
-        for call in said:
-            call.id = secrets.token_hex(5)[:9] if call.what is What.CALL else ""  # as templates of Mistral's demand
-        return said
 
     def end(self) -> list[Said]:
         """What was held back, once the answer has ended."""
-        self._over = True
+        self._input.over = True
         return self.feed("")
 
     def _answer(self) -> Generator[None, None, None]:
         if self.form.reasoning is not None:
             yield from self._reasoning(self.form.reasoning)
         tools = self.form.tools
-        yield from self._skip(BLANKS)
-        self._blanks += self._given_up()
+        yield from self._input.skip(BLANKS)
+        self._blanks += self._input.given_up()
         unmarked = tools is not None and (tools.bare or (self.form.bare and not tools.spelled))
-        if tools is not None and unmarked and (yield from self._next()) in ("{", "["):
+        if tools is not None and unmarked and (yield from self._input.next()) in ("{", "["):
             yield from self._all_calls(tools)
         mark = tools.begin if tools is not None else ""
         while (yield from self._until(mark, What.CONTENT)):
-            self._tried.append(mark)
+            self._input.tried.append(mark)
             yield from self._all_calls(tools or ToolFormat())
 
     def _reasoning(self, marks: Reasoning) -> Generator[None, None, None]:
-        yield from self._skip(BLANKS)
-        blanks = self._given_up()
-        if not (yield from self._takes(marks.begin)) and not marks.open:
+        yield from self._input.skip(BLANKS)
+        blanks = self._input.given_up()
+        if not (yield from self._input.takes(marks.begin)) and not marks.open:
             self._blanks = blanks
             return
-        self._tried.clear()
+        self._input.tried.clear()
         yield from self._until(marks.end, What.REASONING)
-        yield from self._skip(BLANKS)
-        self._tried.clear()
+        yield from self._input.skip(BLANKS)
+        self._input.tried.clear()
 
     def _all_calls(self, tools: ToolFormat) -> Generator[None, None, None]:
         """Calls, as many as come; the rest is content."""
-        yield from self._skip(BLANKS + "[")
+        yield from self._input.skip(BLANKS + "[")
         while True:
-            if not (yield from (self._call(tools) if (yield from self._next()) == "{" else self._named_call())):
+            if not (yield from (self._call(tools) if (yield from self._input.next()) == "{" else self._named_call())):
                 break
-            self._tried.clear()
-            yield from self._skip(BETWEEN)
-            ended = bool(tools.end) and (yield from self._takes(tools.end))
-            rest = self._text[self._at :]
-            if ended or (self._over and tools.end.startswith(rest)):  # or cut there
-                self._take(0 if ended else len(rest))
-                self._tried.clear()
-                yield from self._skip(BLANKS)
+            self._input.tried.clear()
+            yield from self._input.skip(BETWEEN)
+            ended = bool(tools.end) and (yield from self._input.takes(tools.end))
+            rest = self._input.rest
+            if ended or (self._input.over and tools.end.startswith(rest)):  # or cut there
+                self._input.take(0 if ended else len(rest))
+                self._input.tried.clear()
+                yield from self._input.skip(BLANKS)
                 break
-        left = self._given_up()
+        left = self._input.given_up()
         if left.strip(BETWEEN + "["):
             self._say(What.CONTENT, left)
         else:
@@ -276,22 +332,22 @@ class AnswerParser:
 
     def _call(self, tools: ToolFormat) -> Tries:
         """One call, if it is one; what does not fit after its name and arguments have been said is left out."""
-        self._take()
+        self._input.take()
         members, begun = dict[str, str](), False
         while True:
-            yield from self._skip(BLANKS + ",")
-            if (letter := (yield from self._next())) == "}":
-                self._take()
+            yield from self._input.skip(BLANKS + ",")
+            if (letter := (yield from self._input.next())) == "}":
+                self._input.take()
                 self.within = False
                 break
             key = _read((yield from self._value())) if letter == '"' else None
-            yield from self._skip(BLANKS)
-            if key is None or (yield from self._next()) != ":" or not (begun or key in MEMBERS):
+            yield from self._input.skip(BLANKS)
+            if key is None or (yield from self._input.next()) != ":" or not (begun or key in MEMBERS):
                 return begun
-            self._take()
-            yield from self._skip(BLANKS)
+            self._input.take()
+            yield from self._input.skip(BLANKS)
             name = _read(members.get("name", ""))
-            if key in ARGUMENTS and name and not begun and (yield from self._next()) == "{":
+            if key in ARGUMENTS and name and not begun and (yield from self._input.next()) == "{":
                 begun = True
                 self._begin(name)
                 yield from self._value(said=True)
@@ -307,28 +363,28 @@ class AnswerParser:
     def _named_call(self) -> Tries:
         """One call in Mistral's newer form, `name{"a": 1}` or `name[ARGS]{"a": 1}`, if it is one."""
         name = ""
-        while (letter := (yield from self._next())) and (letter.isalnum() or letter in "_-."):
+        while (letter := (yield from self._input.next())) and (letter.isalnum() or letter in "_-."):
             name += letter
-            self._take()
-        if not name or self.form.tools is None or self.form.tools.begin not in self._tried:
+            self._input.take()
+        if not name or self.form.tools is None or self.form.tools.begin not in self._input.tried:
             return False
-        if letter == "[" and not (yield from self._takes(NAMED)):
+        if letter == "[" and not (yield from self._input.takes(NAMED)):
             return False
-        if (yield from self._next()) != "{":
+        if (yield from self._input.next()) != "{":
             return False
         self._begin(name)
         yield from self._value(said=True)
-        self.within = self._over
+        self.within = self._input.over
         return True
 
     def _value(self, said: bool = False) -> Steps:
         """A JSON value, to its end."""
         taken, depth, inside, escaped = list[str](), 0, False, False
-        while letter := (yield from self._next()):
+        while letter := (yield from self._input.next()):
             if not inside and not depth and taken and letter in BLANKS + ",:}]":
                 break  # after a number or a word
             taken.append(letter)
-            self._take()
+            self._input.take()
             if said:
                 self._say(What.ARGUMENTS, letter)
             if inside:
@@ -341,7 +397,7 @@ class AnswerParser:
         return "".join(taken)
 
     def _begin(self, name: str) -> None:
-        self._tried.clear()
+        self._input.tried.clear()
         self._blanks = ""
         self.calls, self.within = self.calls + 1, True
         self._say(What.CALL, name)
@@ -355,53 +411,17 @@ class AnswerParser:
         if (text or what is What.CALL) and (not call or self.form.most is None or call < self.form.most):
             self._said.append((what, call, text))
 
-    def _next(self) -> Steps:
-        """The next character, which is not taken; empty: the answer has ended."""
-        while self._at == len(self._text) and not self._over:
-            yield
-        return self._text[self._at : self._at + 1]
-
-    def _take(self, count: int = 1) -> None:
-        self._tried.append(self._text[self._at : self._at + count])
-        self._at += count
-
-    def _given_up(self) -> str:
-        """What was tried, and is none of that."""
-        tried = "".join(self._tried)
-        self._tried.clear()
-        return tried
-
-    def _skip(self, letters: str) -> Generator[None, None, None]:
-        while (letter := (yield from self._next())) and letter in letters:
-            self._take()
-
-    def _takes(self, mark: str) -> Tries:
-        """Takes a mark, if it comes next."""
-        while len(self._text) - self._at < len(mark) and not self._over and mark.startswith(self._text[self._at :]):
-            yield
-        if there := self._text.startswith(mark, self._at):
-            self._take(len(mark))
-        return there
-
     def _until(self, mark: str, what: What) -> Tries:
         """Says what comes before a mark, and takes that; whether there was one."""
         while True:
-            found = self._text.find(mark, self._at) if mark else -1
-            held = 0 if self._over or found >= 0 else _begun(self._text[self._at :], mark)
-            upto = found if found >= 0 else len(self._text) - held
-            self._say(what, self._text[self._at : upto])
-            self._at = upto + (len(mark) if found >= 0 else 0)
-            if found >= 0 or self._over:
+            text, found = self._input.until(mark)
+            self._say(what, text)
+            if found or self._input.over:
                 break
             yield
-        if found < 0 and self._blanks and what is What.CONTENT and not self.calls and not self.form.must:
+        if not found and self._blanks and what is What.CONTENT and not self.calls and not self.form.must:
             self._said.append((what, 0, self._blanks))
-        return found >= 0
-
-
-def _begun(text: str, mark: str) -> int:
-    """How many characters at the end of a text may begin a mark."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
+        return found
 
 
 def _read(literal: str) -> str | None:
