@@ -1,10 +1,11 @@
 """Draws, keyed noise beside the logits, and sampler requests: together they give what they give alone, bit by bit."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.engine import distributions, sampler
+from crossdraft.drafter.sampling import Draws
+from crossdraft.engine import distributions, model_thread
 from crossdraft.engine.distributions import Columns, History, Nodes, NothingLeftError, Warping, tempered
 from crossdraft.engine.paths import Paths
 from crossdraft.engine.requests import ForwardRequest
@@ -21,15 +23,12 @@ from crossdraft.engine.sampler import (
     Clocks,
     DistributionRequest,
     DrawRequest,
-    Draws,
     Moments,
     RowRequest,
     SampleRequest,
     SamplerRequest,
     ScoreRequest,
     TopRequest,
-    batch_key,
-    batched,
 )
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import IMPOSSIBLE, NoiseKey, Sample, SamplingOptions
@@ -53,6 +52,11 @@ MANY_NOISE = KeyedNoise([Letters(str(token // 2)) for token in range(MANY)], [to
 CPU = torch.device("cpu")
 WORDS = st.integers(0, 2**64 - 1)
 MOMENTS = st.tuples(st.builds(NoiseKey, WORDS, st.integers(0, 2**32)), st.integers(0, 2**40))
+
+
+def batched(requests: Sequence[SamplerRequest[Any]]) -> list[list[int]]:
+    jobs: Any = [SimpleNamespace(sampling=request) for request in requests]
+    return [[jobs.index(job) for job in batch] for batch in model_thread.alike(jobs)]
 
 
 def draws() -> list[Draws]:
@@ -415,7 +419,7 @@ def test_sessions_with_other_biases_and_bans_run_together_each_as_alone() -> Non
         [SampleRequest(one, clocks_of(300), NoiseKey(1), range(len(one.logits)), 5) for one in some],
         [RowRequest(one, 8) for one in some],
     ):
-        assert len([*batched([batch_key(request) for request in requests])]) == 1
+        assert len(batched(requests)) == 1
         check(requests)
 
 
@@ -483,9 +487,9 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
         top(wide, 2, columns[2]),
         DistributionRequest(wide, SamplingOptions(temperature=0), 4),
     ]
-    assert sorted(batched(list(map(batch_key, requests)))) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
-    monkeypatch.setattr(sampler, "CACHED", 12)
-    sizes = [batch_key(top(torch.zeros(rows, 6), 2)) for rows in (1, 1, 1, 1, 1, 9)]
+    assert sorted(batched(requests)) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
+    monkeypatch.setattr(model_thread, "CACHED", 12)
+    sizes = [top(torch.zeros(rows, 6), 2) for rows in (1, 1, 1, 1, 1, 9)]
     assert sorted(batched(sizes)) == [[0, 1], [2, 3], [4], [5]]
 
 
@@ -501,7 +505,7 @@ def test_sessions_with_other_truncations_each_draw_as_alone() -> None:
             [DistributionRequest(logits, options, 8) for logits, options in zip(shared, order, strict=True)],
             [DistributionRequest(logits, options, 0) for logits, options in zip(shared, order, strict=True)],
         ):
-            for batch in batched([batch_key(request) for request in requests]):
+            for batch in batched(requests):
                 for index, found in zip(batch, result(*(requests[index] for index in batch)), strict=True):
                     (alone,) = result(requests[index])
                     assert plain(found) == plain(alone)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from crossdraft.engine.sampler import (
     DistributionRequest,
     Draw,
     DrawRequest,
-    Draws,
     Moment,
     SamplerSteps,
     TopRequest,
@@ -29,12 +28,26 @@ from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.affinity import Affinity
 from crossdraft.text.grammar import Bits, GrammarError, GrammarMatcher
 from crossdraft.text.letters import Letters
+from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import NoiseKey, OpenDrafter, SamplingOptions
 from crossdraft.types.rows import Ids, Probabilities, Whose
 from crossdraft.verification.noise import KeyedNoise
 
 # What requests about draws have in common: the arguments of `DrawRequest`.
 Asked = tuple[Logits, SamplingOptions, Clocks, Sequence[Moment], bool, int, Columns | None]
+
+
+@quick_dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws of a session: with a key the same draw for the same offset, always; without one a fresh draw each time."""
+
+    noise: KeyedNoise
+    key: NoiseKey | None
+    generator: np.random.Generator = field(default_factory=np.random.default_rng)  # of fresh keys
+
+    def at(self, offset: int) -> Moment:
+        """What a draw is keyed by, at so many letters since the start of the output."""
+        return self.key or NoiseKey(self.generator.bit_generator.random_raw()), offset
 
 
 class DrawSource(ABC):
@@ -47,7 +60,7 @@ class DrawSource(ABC):
     def __init__(self, running: RunningModel, opening: OpenDrafter, noise: KeyedNoise, allowed: Ids | None) -> None:
         self._running = running
         self._opening = opening
-        self._draws = Draws(noise, opening.noise, np.random.default_rng())  # seeded by the operating system
+        self._draws = Draws(noise, opening.noise)
         columns = running.columns(allowed)
         with running.thread.on_stream():
             self._columns = None if columns is None else Columns.of(columns, running.thread.engine.device)

@@ -25,7 +25,7 @@ from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, fetched, fi
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.paths import Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import BatchKey, DrawRequest, SamplerRequest, TopRequest, TopRow, batch_key, batched
+from crossdraft.engine.sampler import TOGETHER, DrawRequest, SamplerRequest, TopRequest, TopRow
 from crossdraft.engine.scheduler import Admission, Pause, Scheduler
 from crossdraft.types import quick_dataclass
 
@@ -37,6 +37,7 @@ Check = Callable[..., None]  # as `Engine.check`
 WORKING_SECONDS = 1.0  # after which a job's submitter is told again that it waits for a thread that makes steps
 FAULTS = RuntimeError, ValueError, IndexError, MemoryError  # of one request, or of many at once
 LOOK_AGAIN = 0.02  # seconds between looks whether a session's turn is over, while nobody can go on
+CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
 
 
 class ModelThreadClosedError(RuntimeError):
@@ -137,6 +138,10 @@ class RunningJob(Generic[T]):
             self.future.set_result(error.value)
         else:
             self.future.set_exception(error)
+
+
+Jobs = Sequence[RunningJob[Any]]
+Launch = tuple[Jobs, Fetching[Sequence[Any]]]  # whose sampler requests run together, and what finds the results
 
 
 @contextmanager
@@ -340,7 +345,7 @@ class ModelThread:
             self._admission.stepped(session, began)
             job.request.began = began if job.request.began is None else job.request.began
 
-    def _forward(self, jobs: "list[RunningJob[Any]]", requests: list[ForwardRequest]) -> list[Tensor | None]:
+    def _forward(self, jobs: Jobs, requests: list[ForwardRequest]) -> list[Tensor | None]:
         """One forward for all; where it fails the jobs run one by one, so that only those at fault fail."""
         if len(jobs) > 1:
             with delivering(*jobs), suppress(RuntimeError, MemoryError):
@@ -360,26 +365,26 @@ class ModelThread:
         answer = ForwardResult(logits, queued, request.began, span, sessions, computed, hidden)
         job.resume(answer, self.engine.check, now)
 
-    def _sample(self, jobs: "Sequence[RunningJob[Any]]") -> None:
+    def _sample(self, jobs: Jobs) -> None:
         """Runs the sampler requests of jobs until each waits for a forward, or has ended."""
-        while asking := {job: job.sampling for job in jobs if job.live and job.sampling is not None}:
-            # By the type itself, as an abstract class takes long to say what is its instance.
-            draws = [(job, request) for job, request in asking.items() if type(request) is DrawRequest]
-            paths = [job for job, request in draws if self._follows_paths and request.forward is not None]
-            growing = self._trees({job: request for job, request in asking.items() if type(request) is TopRequest})
-            followed = {*paths, *(job for jobs, _ in growing for job in jobs)}
-            launches: list[tuple[list[RunningJob[Any]], Launch]]
-            launches = [(others, _launched) for others in _alike([job for job in asking if job not in followed])]
-            if paths:
-                launches.append((paths, self._draw))
-            launches += growing
-            for batch, results in _together(launches):
+        while asking := [job for job in jobs if job.live and job.sampling is not None]:
+            for batch, results in _together(self._launches(asking)):
                 now = self._clock()
                 for job, result in zip(batch, results, strict=True):
                     if job.live:
                         job.resume(result, self.engine.check, now)
 
-    def _draw(self, jobs: "Sequence[RunningJob[Any]]") -> Fetching[Sequence[Any]]:
+    def _launches(self, jobs: Jobs) -> list[Launch]:
+        """What runs the sampler requests of jobs: paths and trees go on without the host, others run by their kinds."""
+        # By the type itself, as an abstract class takes long to say what is its instance.
+        draws = [job for job in jobs if type(job.sampling) is DrawRequest and job.sampling.forward is not None]
+        paths = draws if self._follows_paths else []
+        trees = self._trees([job for job in jobs if type(job.sampling) is TopRequest])
+        followed = {*paths, *(job for tree, _ in trees for job in tree)}
+        others = [(batch, _launched(batch)) for batch in alike([job for job in jobs if job not in followed])]
+        return [*others, *([(paths, self._draw(paths))] if paths else []), *trees]
+
+    def _draw(self, jobs: Jobs) -> Fetching[Sequence[Any]]:
         """The next tokens of all paths, and those that follow while nobody else waits."""
         paths = Paths([job.sampling for job in jobs if type(job.sampling) is DrawRequest])
         left = 0 if self._others_wait(jobs) else min(forward.more for forward in paths.forwards)
@@ -388,25 +393,23 @@ class ModelThread:
         self.engine.followed(paths.forwards, [[draw.token for draw in path[:-1]] for path in found])
         return found
 
-    def _trees(self, asking: "dict[RunningJob[Any], TopRequest]") -> "list[tuple[list[RunningJob[Any]], Launch]]":
+    def _trees(self, jobs: Jobs) -> list[Launch]:
         """Trees that grow without the host, one batch after another, as nobody else waits."""
-        jobs, graphs = [*asking], self.engine.runner.graphs if self._follows_paths else None
+        graphs = self.engine.runner.graphs if self._follows_paths else None
         if not jobs or graphs is None or self._others_wait(jobs):
             return []
-        batches = graphs.tree_batches([*asking.values()])
-        return [([jobs[place] for place in batch], partial(self._grow, asking)) for batch in batches]
+        batches = [[jobs[place] for place in batch] for batch in graphs.tree_batches(_growing(jobs))]
+        return [(batch, self._grow(batch, jobs)) for batch in batches]
 
-    def _grow(
-        self, growing: "dict[RunningJob[Any], TopRequest]", jobs: "Sequence[RunningJob[Any]]"
-    ) -> Fetching[list[list[TopRow]]]:
+    def _grow(self, jobs: Jobs, growing: Jobs) -> Fetching[list[list[TopRow]]]:
         """Levels of trees, some of all that grow, as long as nobody else waits."""
-        requests = [growing[job] for job in jobs]
+        requests = _growing(jobs)
         levels, tokens = requests[0].levels - 1, len(jobs) * requests[0].count
-        found = self._make(self.engine.growing(requests), levels, [*growing], len(jobs), tokens)
+        found = self._make(self.engine.growing(requests), levels, growing, len(jobs), tokens)
         (rows,) = yield [found.clone()]  # the next batch may be written to the same memory
         return rows_of(rows)
 
-    def _make(self, steps: Iterator[T], most: int, jobs: "Sequence[RunningJob[Any]]", sessions: int, tokens: int) -> T:
+    def _make(self, steps: Iterator[T], most: int, jobs: Jobs, sessions: int, tokens: int) -> T:
         """Makes the first of some steps, and up to so many others, as long as nobody but these jobs waits; what the
         latest one has brought. Others are steps without the host, of so many tokens each."""
         found, made, span = next(steps), 0, DeviceTimer(self.engine.device, self._clock)
@@ -420,48 +423,56 @@ class ModelThread:
             self._followed.append((span, made, tokens))
         return found
 
-    def _others_wait(self, jobs: "Sequence[RunningJob[Any]]") -> bool:
+    def _others_wait(self, jobs: Jobs) -> bool:
         """Whether others wait for the model, or nobody for one of these."""
         waiting = len(self._live) > len(jobs) or not self._arrivals.empty()
         return waiting or any(map(asyncio.Future.cancelled, [job.future for job in jobs]))
 
 
-Launch = Callable[[Sequence[RunningJob[Any]]], Fetching[Sequence[Any]]]
-
-
-def _alike(jobs: Sequence[RunningJob[Any]]) -> Iterator[list[RunningJob[Any]]]:
-    """Those whose sampler requests run together."""
-    keys: dict[RunningJob[Any], tuple[BatchKey, int]] = {}
+def alike(jobs: Jobs) -> Iterator[Jobs]:
+    """Those whose sampler requests run together: as many of one kind as the device computes together."""
+    kinds = defaultdict[Hashable, list[tuple[RunningJob[Any], Tensor]]](list)
     for job in jobs:
+        request = job.sampling
+        assert request is not None
         try:
-            assert job.sampling is not None
-            keys[job] = batch_key(job.sampling)
+            rows = request.rows
+            kinds[type(request), request.kind, rows.shape[-1]].append((job, rows))
         except BaseException as error:  # a kind without a hash is the fault of whoever asks
             job.finish(error)
-    others = [*keys]
-    return ([others[index] for index in members] for members in batched([*keys.values()]))
+    for members in kinds.values():
+        batch: list[RunningJob[Any]] = []
+        left = most = TOGETHER if members[0][1].is_cuda else CACHED
+        for job, rows in members:
+            if batch and rows.numel() > left:
+                yield batch
+                batch, left = [], most
+            batch.append(job)
+            left -= rows.numel()
+        yield batch
 
 
-def _launched(jobs: Sequence[RunningJob[Any]]) -> Fetching[Sequence[Any]]:
+def _growing(jobs: Jobs) -> list[TopRequest]:
+    return [job.sampling for job in jobs if type(job.sampling) is TopRequest]
+
+
+def _launched(jobs: Jobs) -> Fetching[Sequence[Any]]:
     requests = [job.sampling for job in jobs if job.sampling is not None]
     return requests[0].launch(requests)
 
 
-def _together(
-    launches: Sequence[tuple[list[RunningJob[Any]], Launch]],
-) -> Iterator[tuple[Sequence[RunningJob[Any]], Sequence[Any]]]:
+def _together(launches: Sequence[Launch]) -> Iterator[tuple[Jobs, Sequence[Any]]]:
     """The results of what is launched for jobs, in one copy for all of them; where something fails its jobs run one by
     one, so that only those at fault fail."""
-    started: list[tuple[Fetching[Sequence[Any]], Sequence[Tensor] | None]] = []
-    for jobs, launch in launches:
-        fetching, tensors = launch(jobs), None
+    started: list[Sequence[Tensor] | None] = []
+    for jobs, fetching in launches:
+        started.append(None)
         with delivering(*jobs), suppress(*FAULTS):
-            tensors = next(fetching)
-        started.append((fetching, tensors))
+            started[-1] = next(fetching)
     arrays: Fetched = []
     with delivering(*(job for jobs, _ in launches for job in jobs)):  # a device that has failed says so here
-        arrays = on_host([tensor for _, tensors in started for tensor in tensors or ()])
-    for (jobs, _), (fetching, tensors) in zip(launches, started, strict=True):
+        arrays = on_host([tensor for tensors in started for tensor in tensors or ()])
+    for (jobs, fetching), tensors in zip(launches, started, strict=True):
         results: Sequence[Any] | None = None
         own, arrays = arrays[: len(tensors or ())], arrays[len(tensors or ()) :]
         if tensors is not None and any(job.live for job in jobs):
@@ -470,7 +481,7 @@ def _together(
         yield jobs, _one_by_one(jobs, lambda job: fetched(_launched([job]))[0]) if results is None else results
 
 
-def _one_by_one(jobs: Sequence[RunningJob[Any]], run: Callable[[RunningJob[Any]], T]) -> list[T | None]:
+def _one_by_one(jobs: Jobs, run: Callable[[RunningJob[Any]], T]) -> list[T | None]:
     found: list[T | None] = [None] * len(jobs)
     for index, job in enumerate(jobs):
         if job.live:

@@ -5,7 +5,7 @@ bitwise as it would be alone; only small results leave the device, as columns, a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, pairwise, repeat
@@ -59,30 +59,12 @@ N = TypeVar("N")  # Row or Sample
 Found = Callable[[], tuple[N, ...]]  # makes them of columns that all sessions of a batch share
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
 Moment = tuple[NoiseKey, int]  # what a draw is keyed by, the offset in letters since the start of the output
-NO_VALUES: Probabilities = np.zeros(0)
 MOST_IDS = 1 << 62  # above any id
 SCRATCH = 1 << 14  # random words that a CPU mixes together
-CACHED = 1 << 16  # logits that a CPU computes together: more leave its caches, and gain nothing
-TOGETHER = 1 << 24  # that other devices compute together: some hundred MiB in float64
+TOGETHER = 1 << 24  # logits that devices other than CPUs compute together: some hundred MiB in float64
 
 
 # Draws.
-
-
-@quick_dataclass(frozen=True, eq=False)
-class Draws:
-    """Draws of a session: with a key the same draw for the same offset, always; without one a fresh draw each time."""
-
-    noise: KeyedNoise
-    key: NoiseKey | None
-    generator: np.random.Generator | None = None  # of fresh keys
-
-    def at(self, offset: int) -> Moment:
-        """What a draw is keyed by, at so many letters since the start of the output."""
-        if self.key is not None:
-            return self.key, offset
-        assert self.generator is not None
-        return NoiseKey(self.generator.bit_generator.random_raw()), offset
 
 
 class Moments(NamedTuple):
@@ -238,34 +220,6 @@ class SamplerRequest(ABC, Generic[R]):
 
 SamplerSteps = Generator[SamplerRequest[Any], Any, T]
 """Part of a job that holds logits: yields sampler requests, and returns what it made of their results."""
-
-
-BatchKey = tuple[type[Any], Hashable, int, int]  # class, kind, V, and how many logits run together
-
-
-def batch_key(request: SamplerRequest[Any]) -> tuple[BatchKey, int]:
-    """The key of one request, and how many logits it has; raises TypeError if its kind has no hash."""
-    rows = request.rows
-    key = type(request), request.kind, rows.shape[-1], TOGETHER if rows.is_cuda else CACHED
-    hash(key)  # an error here is that of whoever asks
-    return key, rows.numel()
-
-
-def batched(requests: Sequence[tuple[BatchKey, int]]) -> Iterator[list[int]]:
-    """The indices of requests that run together, each in one batch of as many as the device computes together."""
-    alike: dict[BatchKey, list[int]] = {}
-    for index, (key, _) in enumerate(requests):
-        alike.setdefault(key, []).append(index)
-    for (_, _, _, most), indices in alike.items():
-        batch: list[int] = []
-        size = 0
-        for index in indices:
-            if batch and size + requests[index][1] > most:
-                yield batch
-                batch, size = [], 0
-            batch.append(index)
-            size += requests[index][1]
-        yield batch
 
 
 def _split(found: Sequence[T], sizes: Sequence[int]) -> list[Sequence[T]]:
@@ -582,24 +536,23 @@ class DrawRequest(_Drawing[Draw]):
         at = None if warping.greedy else self.moments(requests)
         drawn, own = drawn_from(scores, warping, self.clocks, at, self.columns, self.row_width)
         firsts = [*accumulate(sizes, initial=0)][:-1]
-        near = self._nearest(scores, own, firsts, requests) if self.count else []
+        near = [self._nearest(scores, [drawn, *own], firsts, requests)] if self.count else []
         places, weights, *more = yield [drawn, *own, *near]
         tokens = self.clocks.named(places[:, 0], self.allowed)
         found = draws_of(tokens, weights, more[: len(own) - 1], self.allowed, self.clocks)
-        beside, never = more[-2:] if near else (NO_VALUES, NO_VALUES)
-        ids = self.clocks.named(beside, self.allowed)
-        for first, near_ids, out in zip(firsts, ids.tolist(), never.tolist(), strict=False):
-            possible = [token for token, impossible in zip(near_ids, out, strict=True) if not impossible]
-            others = list(dict.fromkeys([found[first].token, *possible]))[1 : 1 + self.count]
+        beside = self.clocks.named(more[-1], self.allowed).tolist() if near else []
+        for first, ids in zip(firsts, beside, strict=False):
+            others = list(dict.fromkeys([found[first].token, *ids]))[1 : 1 + self.count]
             found[first] = found[first]._replace(others=others)
         return _split(found, sizes)
 
     def _nearest(
-        self, scores: Tensor, cut: Sequence[Tensor], firsts: Sequence[int], requests: "Sequence[DrawRequest]"
-    ) -> list[Tensor]:
-        """Of the first row of each request the nearest columns, then the best; and which of them cannot be drawn."""
+        self, scores: Tensor, drawn: Sequence[Tensor], firsts: Sequence[int], requests: "Sequence[DrawRequest]"
+    ) -> Tensor:
+        """Of the first row of each request the places of the nearest, then of the best; of those that cannot be drawn
+        that of the drawn one."""
         at = sent(torch.tensor(firsts), scores.device)
-        scores, (weights, *places) = scores[at], [each[at] for each in cut]
+        scores, (own, weights, *places) = scores[at], [each[at] for each in drawn]
         warping = Warping.of([request.options for request in requests], [1] * len(firsts), scores.device)
         if not places and not warping.greedy:
             weights = tempered(scores, warping)
@@ -613,7 +566,8 @@ class DrawRequest(_Drawing[Draw]):
         count = min(1 + self.count, scores.shape[-1])
         near, best = distances.topk(min(count, distances.shape[-1]), largest=False), scores.topk(count)
         indices = places[0].gather(-1, near.indices) if places else near.indices
-        return [torch.cat([indices, best.indices], -1), torch.cat([near.values.isinf(), best.values.isinf()], -1)]
+        both = (indices, near.values), (best.indices, best.values)
+        return torch.cat([torch.where(values.isinf(), own, found) for found, values in both], -1)
 
 
 def draws_of(
