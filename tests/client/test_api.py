@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from crossdraft import client
 from crossdraft.drafter.service import DrafterService
 from crossdraft.engine.loader import LoadOptions, load_model
-from crossdraft.engine.sampler import Clocks
+from crossdraft.engine.sampling.clocks import Clocks
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ServiceError
 from crossdraft.rpc.frames import DRAFTER, TARGET

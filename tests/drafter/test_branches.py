@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from crossdraft.engine import attention, distributions, model_thread, runner, scheduler, served_model
+from crossdraft.engine import attention, model_thread, runner, scheduler, served_model
 from crossdraft.engine.batch import StepInputs
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ModelThread
-from crossdraft.engine.paths import TREE_WIDTHS, StandingDraws, StandingTrees
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import Clocks, TopRequest
+from crossdraft.engine.sampling import distributions
+from crossdraft.engine.sampling.clocks import Clocks
+from crossdraft.engine.sampling.paths import TREE_WIDTHS, StandingDraws, StandingTrees
+from crossdraft.engine.sampling.sampler import TopRequest
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ProtocolBroken, ServiceError
 from crossdraft.speculation.choice import TREES

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from crossdraft.drafter.sampling import OwnTokens
 from crossdraft.drafter.service import DrafterService, drafter_server
 from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
-from crossdraft.engine.sampler import SamplerSteps
+from crossdraft.engine.sampling.sampler import SamplerSteps
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ProtocolBroken, ServiceError
 from crossdraft.text.affinity import Affinity, Matrix, save_affinity

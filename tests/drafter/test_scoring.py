@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from crossdraft.drafter import scoring
 from crossdraft.drafter.scoring import Node, PrefixSums, SortedDistribution
-from crossdraft.engine.distributions import Columns
+from crossdraft.engine.sampling.distributions import Columns
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import NOTHING, Letters, from_bytes
 from crossdraft.types.messages import Draft, NoiseKey, OpenDrafter, SamplingOptions, Score

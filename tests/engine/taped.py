@@ -12,9 +12,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from crossdraft.engine import attention, distributions
+from crossdraft.engine import attention
 from crossdraft.engine.attention import Group, Marks, Scores, Strided
 from crossdraft.engine.model_thread import ModelThread
+from crossdraft.engine.sampling import distributions
 
 SIZES = (1, 4, 16, 64)  # tokens of forwards that are captured, in the tests of the engine
 WAITING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique_dim", "_unique2"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 
 from crossdraft.engine.device import fetched
-from crossdraft.engine.distributions import (
+from crossdraft.engine.sampling.distributions import (
     Columns,
     History,
     RowTable,

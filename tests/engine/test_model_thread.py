@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 from crossdraft.engine.device import DeviceTimer, Fetching
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import ForwardResult, Job, ModelThread, ModelThreadClosedError
-from crossdraft.engine.paths import draw_path
 from crossdraft.engine.requests import ContextOverflowError
 from crossdraft.engine.requests import ForwardRequest as Request
-from crossdraft.engine.sampler import Clocks, SamplerRequest
+from crossdraft.engine.sampling.clocks import Clocks
+from crossdraft.engine.sampling.paths import draw_path
+from crossdraft.engine.sampling.sampler import SamplerRequest
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.verification.noise import KeyedNoise

@@ -15,15 +15,16 @@ import torch
 import triton
 from transformers import PreTrainedModel
 
-from crossdraft.engine import attention, distributions, paths, runner
+from crossdraft.engine import attention, runner
 from crossdraft.engine.batch import StepInputs, numbers_of
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.kv_cache import KVCache
 from crossdraft.engine.model_thread import Job, ModelThread
-from crossdraft.engine.paths import Paths, draw_path, standing_draws
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.engine.requests import InputTokens, plan_inputs
-from crossdraft.engine.sampler import Clocks
+from crossdraft.engine.sampling import distributions, paths
+from crossdraft.engine.sampling.clocks import Clocks
+from crossdraft.engine.sampling.paths import Paths, draw_path, standing_draws
 from crossdraft.text.letters import Letters
 from crossdraft.types.messages import NoiseKey, SamplingOptions
 from crossdraft.types.trees import MOST_NODES, Path, TokenTree, tree_of

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.drafter.sampling import Draws
-from crossdraft.engine import distributions, model_thread
-from crossdraft.engine.distributions import Columns, History, Nodes, NothingLeftError, Warping, tempered
-from crossdraft.engine.paths import Paths
+from crossdraft.engine import model_thread
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import (
-    Clocks,
+from crossdraft.engine.sampling import distributions
+from crossdraft.engine.sampling.clocks import Clocks, Moments
+from crossdraft.engine.sampling.distributions import Columns, History, Nodes, NothingLeftError, Warping, tempered
+from crossdraft.engine.sampling.paths import Paths
+from crossdraft.engine.sampling.sampler import (
     DistributionRequest,
     DrawRequest,
-    Moments,
     RowRequest,
     SampleRequest,
     SamplerRequest,
@@ -476,21 +476,11 @@ def test_only_what_is_alike_is_answered_together(monkeypatch: pytest.MonkeyPatch
         return TopRequest(logits, OPTIONS[0], clocks, [(KEY, 0)] * len(logits), False, count, allowed)
 
     columns = [Columns.of(np.array(numbers), torch.device("cpu")) for numbers in ([1, 2], [1, 2], [2, 3])]
-    requests = [
-        top(wide, 2),
-        top(narrow, 2),
-        DistributionRequest(wide, OPTIONS[0], 4),
-        top(wide, 2, columns[0]),
-        top(wide, 2),
-        top(wide, 2, columns[1]),
-        DistributionRequest(wide, OPTIONS[1], 4),
-        top(wide, 2, columns[2]),
-        DistributionRequest(wide, SamplingOptions(temperature=0), 4),
-    ]
-    assert sorted(batched(requests)) == [[0, 4], [1], [2, 8], [3, 5], [6], [7]]
+    tops = [top(wide, 2, allowed) for allowed in (None, columns[0], None, columns[1], columns[2])]
+    laws = [DistributionRequest(wide, options, 4) for options in (OPTIONS[0], OPTIONS[1], GREEDY)]
+    assert sorted(batched([*tops, top(narrow, 2), *laws])) == [[0, 2], [1, 3], [4], [5], [6, 8], [7]]
     monkeypatch.setattr(model_thread, "CACHED", 12)
-    sizes = [top(torch.zeros(rows, 6), 2) for rows in (1, 1, 1, 1, 1, 9)]
-    assert sorted(batched(sizes)) == [[0, 1], [2, 3], [4], [5]]
+    assert sorted(batched([top(torch.zeros(rows, 6), 2) for rows in (1, 1, 1, 1, 1, 9)])) == [[0, 1], [2, 3], [4], [5]]
 
 
 def test_sessions_with_other_truncations_each_draw_as_alone() -> None:

@@ -9,8 +9,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from crossdraft.engine.device import fetched
-from crossdraft.engine.distributions import Columns, History, LogitsProcessor, Nodes
-from crossdraft.engine.sampler import Distribution, DistributionRequest, SamplerRequest
+from crossdraft.engine.sampling.distributions import Columns, History, LogitsProcessor, Nodes
+from crossdraft.engine.sampling.sampler import Distribution, DistributionRequest, SamplerRequest
 from crossdraft.types.messages import SamplingOptions
 
 R = TypeVar("R")

@@ -18,7 +18,7 @@ from crossdraft.cli.measuring import Setting, repeats
 from crossdraft.drafter.drafting import Tip
 from crossdraft.drafter.scoring import SortedDistribution
 from crossdraft.drafter.tree_drafting import Node
-from crossdraft.engine.distributions import narrowed
+from crossdraft.engine.sampling.distributions import narrowed
 from crossdraft.lab import seed_tables, stamps
 from crossdraft.lab.acceptance import cell_of, per_pass, without_repeats
 from crossdraft.lab.commands import SeedsPlan

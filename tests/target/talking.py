@@ -1,6 +1,6 @@
 """A target's session without a link: tests are its client."""
 
-from crossdraft.engine.distributions import LogitsProcessor
+from crossdraft.engine.sampling.distributions import LogitsProcessor
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.rpc.links import Join
 from crossdraft.target.service import Reply, TargetSession

@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from crossdraft.engine.distributions import distributions
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager
 from crossdraft.engine.loader import LoadedModel, LoadOptions, load_model
 from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.sampling.distributions import distributions
 from crossdraft.engine.served_model import ModelOptions, RunningModel
 from crossdraft.rpc.errors import ContextTooLong, ProtocolBroken
 from crossdraft.target import service

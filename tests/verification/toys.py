@@ -10,7 +10,7 @@ from itertools import count, cycle
 import numpy as np
 import torch
 
-from crossdraft.engine.distributions import History, LogitsProcessor, Nodes, distributions
+from crossdraft.engine.sampling.distributions import History, LogitsProcessor, Nodes, distributions
 from crossdraft.session.events import Timer
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Choice, Observation, lock_step

@@ -23,9 +23,9 @@ from crossdraft.client import GenerationRequest
 from crossdraft.drafter import scoring
 from crossdraft.drafter.scoring import PrefixSums, SortedDistribution
 from crossdraft.drafter.tree_drafting import Node, TreeDrafting
-from crossdraft.engine.distributions import narrowed
 from crossdraft.engine.model_thread import Job
-from crossdraft.engine.sampler import TopRow
+from crossdraft.engine.sampling.distributions import narrowed
+from crossdraft.engine.sampling.sampler import TopRow
 from crossdraft.engine.served_model import ModelOptions
 from crossdraft.lab import limit
 from crossdraft.lab.acceptance import AcceptanceBenchmark, MeasuredSetting, per_pass, without_repeats

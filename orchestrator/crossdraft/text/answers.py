@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from crossdraft.text.grammar import Grammar
-from crossdraft.types import quick_dataclass
 
 BLANKS = " \t\r\n"
 BETWEEN = BLANKS + ",;]"  # what may stand after calls: they are a list, or written one after the other
@@ -181,8 +180,7 @@ class What(StrEnum):
     ARGUMENTS = "arguments"  # of the latest call: JSON, as the model writes it
 
 
-@quick_dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """A piece of a part. Pieces of one part are to be joined."""
 
     what: What

@@ -20,6 +20,7 @@ from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import Letters
 from crossdraft.types import quick_dataclass
 from crossdraft.types.rows import DraftToken, Ids, Probabilities, Row
+from crossdraft.types.rows import NoiseKey as NoiseKey
 from crossdraft.types.trees import TokenTree
 
 MAX_RUN = 64  # tokens that a pass, or an extension of its run, can request of the target's own draws
@@ -34,17 +35,9 @@ ONLY_TARGETS = (
 )  # fmt: skip
 
 
-@quick_dataclass(frozen=True)
-class NoiseKey:
-    """Key of the noise of `verification.noise`; the other inputs are letter offset, letters and rank."""
-
-    seed: int  # 64 bits; the request's seed, or the session's nonce
-    choice: int = 0  # index among the n outputs of one request
-
-
 @dataclass(frozen=True)
 class SamplingOptions(Sampling):
-    """How logits become a row; options are applied in vLLM's order (`engine.distributions`).
+    """How logits become a row; options are applied in vLLM's order (`engine.sampling.distributions`).
 
     What a request leaves out of MODEL_SETTINGS are the model's own settings; given numbers count, also if they are
     those below. Raises ValueError: an option has a wrong type, or is out of its range; the message says which, and what

@@ -1,4 +1,4 @@
-"""Rows (truncated next-token distributions) and the draft tokens that were drawn from them."""
+"""Rows (truncated next-token distributions), the draft tokens drawn from them, and the keys of such draws."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -118,3 +118,11 @@ class DraftToken:
 def masses_of(kinds: NDArray[np.integer], weights: Probabilities, count: int) -> Probabilities:
     """Sum of the weights of each kind, float64 (count,); `kinds` (0 to count - 1) and `weights` have shape (n,)."""
     return np.bincount(kinds, weights, count).astype(np.float64, copy=False)
+
+
+@quick_dataclass(frozen=True)
+class NoiseKey:
+    """Key of the noise of `verification.noise`; the other inputs are letter offset, letters and rank."""
+
+    seed: int  # 64 bits; the request's seed, or the session's nonce
+    choice: int = 0  # index among the n outputs of one request

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import NoiseKey
-from crossdraft.types.rows import DraftToken, Ids, Probabilities
+from crossdraft.types.rows import DraftToken, Ids, NoiseKey, Probabilities
 
 Words = NDArray[np.int64]  # 64 bits each: the sign is one of them
 Unsigned = NDArray[np.uint64]  # the same bits

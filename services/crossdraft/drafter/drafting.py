@@ -17,10 +17,10 @@ from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import DraftProgress
 from crossdraft.drafter.sampling import DrawSource
 from crossdraft.drafter.scoring import Scoring
-from crossdraft.engine.distributions import Logits
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import NO_TREE, ForwardRequest
-from crossdraft.engine.sampler import Draw, SamplerSteps
+from crossdraft.engine.sampling.distributions import Logits
+from crossdraft.engine.sampling.sampler import Draw, SamplerSteps
 from crossdraft.rpc.errors import ProtocolBroken
 from crossdraft.text.grammar import Bits
 from crossdraft.text.letters import Letters, is_plain

@@ -9,17 +9,16 @@ import numpy as np
 
 from crossdraft.drafter.context import Context, NoRoomError
 from crossdraft.drafter.conversation import matcher_of
-from crossdraft.engine.distributions import Columns, Logits, masked, narrowed
 from crossdraft.engine.model_thread import Job
-from crossdraft.engine.paths import draw_path
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import (
-    Clocks,
+from crossdraft.engine.sampling.clocks import Clocks, Moment
+from crossdraft.engine.sampling.distributions import Columns, Logits, masked, narrowed
+from crossdraft.engine.sampling.paths import draw_path
+from crossdraft.engine.sampling.sampler import (
     Distribution,
     DistributionRequest,
     Draw,
     DrawRequest,
-    Moment,
     SamplerSteps,
     TopRequest,
     TopRow,

@@ -17,7 +17,7 @@ import numpy as np
 from crossdraft.drafter.sampling import DrawSource
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import Distribution
+from crossdraft.engine.sampling.sampler import Distribution
 from crossdraft.engine.served_model import RunningModel
 from crossdraft.text.letters import AFTER_ALL, NOTHING, Letters, common_length
 from crossdraft.text.vocabulary import Trie

@@ -18,7 +18,7 @@ from math import exp, inf
 from crossdraft.drafter.conversation import DraftProgress
 from crossdraft.drafter.drafting import DraftTree, OpenBranch, SessionState, Tip
 from crossdraft.engine.model_thread import ForwardResult, Job
-from crossdraft.engine.sampler import TopRow
+from crossdraft.engine.sampling.sampler import TopRow
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.types.messages import Drafted
 from crossdraft.types.rows import DraftToken

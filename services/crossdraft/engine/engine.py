@@ -26,7 +26,6 @@ from crossdraft.engine.compilation import compile_layers, use_experts_on_device
 from crossdraft.engine.device import unused_memory
 from crossdraft.engine.kv_cache import BUDGET, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
 from crossdraft.engine.kv_cache_manager import CacheEntry, KVCacheManager, size_for
-from crossdraft.engine.paths import Paths
 from crossdraft.engine.requests import (
     NO_TREE,
     NOTHING_CACHED,
@@ -37,7 +36,8 @@ from crossdraft.engine.requests import (
     plan_inputs,
 )
 from crossdraft.engine.runner import GraphRunner, ModelRunner
-from crossdraft.engine.sampler import TopRequest
+from crossdraft.engine.sampling.paths import Paths
+from crossdraft.engine.sampling.sampler import TopRequest
 from crossdraft.types.trees import MOST_NODES, ROOT, TokenTree
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from crossdraft.engine.device import DeviceTimer, Fetched, Fetching, fetched, finished, on_host
 from crossdraft.engine.engine import Engine
-from crossdraft.engine.paths import Paths, rows_of
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import TOGETHER, DrawRequest, SamplerRequest, TopRequest, TopRow
+from crossdraft.engine.sampling.paths import Paths, rows_of
+from crossdraft.engine.sampling.sampler import TOGETHER, DrawRequest, SamplerRequest, TopRequest, TopRow
 from crossdraft.engine.scheduler import Admission, Pause, Scheduler
 from crossdraft.types import quick_dataclass
 

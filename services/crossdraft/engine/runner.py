@@ -32,11 +32,12 @@ from crossdraft.engine.batch import (
 )
 from crossdraft.engine.compatibility import embedding_weight, keeps_logits
 from crossdraft.engine.device import least, sent, staged, unused_memory
-from crossdraft.engine.distributions import joined
 from crossdraft.engine.kv_cache import MIB, KVCache
-from crossdraft.engine.paths import MAX_TREES, Paths, StandingDraws, StandingTrees, standing_draws
 from crossdraft.engine.requests import InputTokens
-from crossdraft.engine.sampler import TOGETHER, Clocks, TopRequest
+from crossdraft.engine.sampling.clocks import Clocks
+from crossdraft.engine.sampling.distributions import joined
+from crossdraft.engine.sampling.paths import MAX_TREES, Paths, StandingDraws, StandingTrees, standing_draws
+from crossdraft.engine.sampling.sampler import TOGETHER, TopRequest
 
 log = logging.getLogger(__name__)
 # Tokens of forwards that are captured, as far as memory allows: rounding up to these costs an eighth at most above 8.

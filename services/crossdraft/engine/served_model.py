@@ -19,8 +19,8 @@ from crossdraft.engine.kv_cache import MemoryShare
 from crossdraft.engine.loader import FollowingHead, LoadedModel, LoadOptions, fingerprint, load_model
 from crossdraft.engine.model_thread import ModelThread, StepFunction
 from crossdraft.engine.names import ModelLoadError, NumberOutOfRangeError
-from crossdraft.engine.paths import TREE_WIDTHS, StandingTrees
-from crossdraft.engine.sampler import Clocks
+from crossdraft.engine.sampling.clocks import Clocks
+from crossdraft.engine.sampling.paths import TREE_WIDTHS, StandingTrees
 from crossdraft.engine.sequential_engine import engine_of
 from crossdraft.session.models import tokenization_of
 from crossdraft.text.grammar import GrammarCompiler

@@ -12,10 +12,10 @@ from itertools import takewhile
 from typing import Any
 
 from crossdraft.engine.device import fetched, state_bytes
-from crossdraft.engine.distributions import History, LogitsProcessor, Nodes, NothingLeftError
 from crossdraft.engine.model_thread import ForwardResult, Job
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
+from crossdraft.engine.sampling.distributions import History, LogitsProcessor, Nodes, NothingLeftError
+from crossdraft.engine.sampling.sampler import RowRequest, SampleRequest, SamplerRequest, ScoreRequest
 from crossdraft.engine.served_model import MakeBeside, ModelOptions, RunningModel
 from crossdraft.engine.tensor_parallel import run_ranks
 from crossdraft.rpc.errors import BadRequest, ContextTooLong, Full, ProtocolBroken

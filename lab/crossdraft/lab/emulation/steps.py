@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crossdraft.engine.distributions import joined
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.model_thread import StepFunction
 from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.sampling.distributions import joined
 
 LATEST = 8  # tokens that the noise depends on, besides the number of tokens before
 WINDOWS = 1 << 16

@@ -68,6 +68,12 @@ class Columns:
         return Columns(numbers, copied, blake2b(numbers.astype("<i8").tobytes(), digest_size=16).digest())
 
 
+def numbers_of(places: Probabilities | Ids, allowed: Columns | None) -> Ids:
+    """The columns of logits that places among those that are allowed stand for."""
+    found = places.astype(np.int64)
+    return found if allowed is None else allowed.numbers[found]
+
+
 @dataclass(frozen=True)
 class History:
     """The tokens before each row of logits, for options that look back."""

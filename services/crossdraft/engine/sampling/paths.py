@@ -16,21 +16,18 @@ from torch import Tensor
 from crossdraft.engine.attention import Marks
 from crossdraft.engine.batch import StepInputs
 from crossdraft.engine.device import Fetched, sent, staged
-from crossdraft.engine.distributions import NOT_FINITE, Columns, Warping, columns_of, joined, warping_table
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampler import (
+from crossdraft.engine.sampling.clocks import Clocks, Moment, Moments, moments_table
+from crossdraft.engine.sampling.distributions import NOT_FINITE, Columns, Warping, columns_of, joined, warping_table
+from crossdraft.engine.sampling.sampler import (
     TOGETHER,
-    Clocks,
     Draw,
     DrawRequest,
-    Moment,
-    Moments,
     TopRequest,
     TopRow,
     drawn_from,
     draws_of,
     likeliest_of,
-    moments_table,
 )
 from crossdraft.text.letters import Letters, is_plain
 from crossdraft.types.messages import ONLY_TARGETS, SamplingOptions

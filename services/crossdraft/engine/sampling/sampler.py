@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, pairwise, repeat
 from math import log
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from crossdraft.engine.device import Fetching, sent
-from crossdraft.engine.distributions import (
+from crossdraft.engine.requests import ForwardRequest
+from crossdraft.engine.sampling.clocks import Clocks, Moment, Moments
+from crossdraft.engine.sampling.distributions import (
     NOT_FINITE,
     Columns,
     Nodes,
@@ -33,167 +35,23 @@ from crossdraft.engine.distributions import (
     log_probabilities_of,
     logits_of,
     nothing_left,
+    numbers_of,
     row_table,
     scores,
     tempered,
     weights_of,
 )
-from crossdraft.engine.requests import ForwardRequest
 from crossdraft.types import quick_dataclass
 from crossdraft.types.messages import IMPOSSIBLE, NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import NO_IDS, Ids, Probabilities, Row
 from crossdraft.types.trees import ROOT
-from crossdraft.verification.noise import (
-    KeyedNoise,
-    Unsigned,
-    beginnings,
-    exponentials_of,
-    fill_uniform_words,
-    moments,
-    uniform_words,
-)
 
 R = TypeVar("R")
 T = TypeVar("T")
 N = TypeVar("N")  # Row or Sample
 Found = Callable[[], tuple[N, ...]]  # makes them of columns that all sessions of a batch share
 Distribution = tuple[Ids, Probabilities]  # ids, by falling probability where rows are cut, and their probabilities
-Moment = tuple[NoiseKey, int]  # what a draw is keyed by, the offset in letters since the start of the output
-MOST_IDS = 1 << 62  # above any id
-SCRATCH = 1 << 14  # random words that a CPU mixes together
 TOGETHER = 1 << 24  # logits that devices other than CPUs compute together: some hundred MiB in float64
-
-
-# Draws.
-
-
-class Moments(NamedTuple):
-    """What the draws of several rows are keyed by, on the device."""
-
-    beginnings: Tensor  # int64 (n,), of the keys
-    offsets: Tensor  # int64 (n,), letters since the start of the output
-
-    @staticmethod
-    def of(at: Sequence[Moment], device: torch.device) -> "Moments":
-        return Moments(*sent(torch.from_numpy(moments_table(at)), device))
-
-    @staticmethod
-    def of_keys(keys: Sequence[NoiseKey], offsets: Sequence[Sequence[int]], device: torch.device) -> "Moments":
-        """Several offsets for each key."""
-        flat = np.fromiter(chain.from_iterable(offsets), np.int64)
-        numbers = np.stack([beginnings(keys).repeat([*map(len, offsets)]), flat])
-        return Moments(*sent(torch.from_numpy(numbers), device))
-
-
-def moments_table(at: Sequence[Moment]) -> Ids:
-    """The numbers of `Moments`, int64 (2, n)."""
-    return np.stack([beginnings([key for key, _ in at]), np.array([offset for _, offset in at], dtype=np.int64)])
-
-
-class Clocks:
-    """Keyed noise on the device where the logits are: an exponential clock for each column.
-
-    A draw is that of `KeyedNoise`, bit by bit, from the same probabilities. Where all ids are in the race the device's
-    own logarithm says which two arrive first, and the noise's definition which of them does. `kept` has the id of each
-    column (None: column i is id i), and `lengths` the letters of each id, for paths.
-    """
-
-    def __init__(
-        self, noise: KeyedNoise, device: torch.device, kept: Ids | None = None, lengths: Sequence[int] = ()
-    ) -> None:
-        every = np.arange(len(noise)) if kept is None else kept
-        hashes, self.kept, self.letters, self.noise = noise.hashes[every], kept, lengths, noise
-        self.ids = None if kept is None else torch.from_numpy(kept).to(device)
-        self.lengths = torch.tensor([lengths[token] for token in every] if lengths else [], device=device)  # by column
-        self._hashes = torch.from_numpy(hashes).to(device)
-        self._on_host = device.type == "cpu"  # numpy is faster there
-        self._scratch = np.empty((2, 0), dtype=np.uint64)  # of the CPU, whose caches it stays in
-
-    def ids_of(self, columns: Tensor) -> Tensor:
-        return columns if self.ids is None else self.ids[columns]
-
-    def named(self, places: Probabilities | Ids, allowed: Columns | None = None) -> Ids:
-        """On the host the ids of places among columns, of those that are allowed or of all, in the same shape."""
-        columns = numbers_of(places, allowed)
-        return columns if self.kept is None else self.kept[columns]
-
-    def give(self, columns: list[int], ids: list[int]) -> None:
-        """These columns of a cut head are those of other ids now."""
-        assert self.kept is not None
-        assert self.ids is not None
-        self.kept[columns] = ids
-        self.ids[columns] = torch.tensor(ids, device=self.ids.device)
-        self.lengths[columns] = torch.tensor([self.letters[token] for token in ids], device=self.ids.device)
-        self._hashes[columns] = torch.from_numpy(self.noise.hashes[ids]).to(self.ids.device)
-
-    def draw(
-        self, distributions: Tensor, at: Moments, columns: Tensor | None = None, places: Tensor | None = None
-    ) -> Tensor:
-        """The place in its row of what is drawn from each of some distributions, float64 (n, m): int64 (n, 1).
-
-        They are of the columns `places`, int64 (n, m), or of the first; of logits those are counted that are in
-        `columns`, int64 (k,), or all.
-        """
-        if places is not None:
-            return self._first(distributions, at, places if columns is None else columns[places], None)
-        arrivals = self.arrivals(distributions, at, columns)
-        first = arrivals.argmin(-1, keepdim=True)
-        near = torch.cat([first, arrivals.scatter_(-1, first, torch.inf).argmin(-1, keepdim=True)], -1)
-        return self._first(distributions.gather(-1, near), at, near if columns is None else columns[near], near)
-
-    def _first(self, distributions: Tensor, at: Moments, columns: Tensor, places: Tensor | None) -> Tensor:
-        """Which of a few columns (n, m) arrives first, the lower one where two arrive at once."""
-        arrivals = self.arrivals_of(distributions, at, columns)
-        tied = columns.masked_fill(arrivals > arrivals.amin(-1, keepdim=True), MOST_IDS)
-        first = tied.argmin(-1, keepdim=True)
-        return first if places is None else places.gather(-1, first)
-
-    def arrivals_at(self, distributions: Tensor, at: Moments, columns: Tensor | None, places: Tensor | None) -> Tensor:
-        """When each arrives, of what `draw` is given: a few exactly, all up to rounding."""
-        if places is None:
-            return self.arrivals(distributions, at, columns)
-        return self.arrivals_of(distributions, at, places if columns is None else columns[places])
-
-    def arrivals_of(self, distributions: Tensor, at: Moments, columns: Tensor) -> Tensor:
-        """When each of a few columns (n, m) arrives in the race that draws, exactly."""
-        words: Any = self._hashes[columns]
-        if self._on_host:
-            words, moment = words.numpy(), moments(*(each.numpy() for each in at))
-            words = uniform_words(words, *(each[:, None] for each in moment))
-            exponentials = torch.from_numpy(exponentials_of(words, words.astype(np.float64)))
-        else:
-            words = uniform_words(words, *(each[:, None] for each in moments(*at)))
-            exponentials = exponentials_of(words, words.double())
-        return (exponentials / distributions).nan_to_num_(torch.inf, torch.inf)
-
-    def arrivals(self, distributions: Tensor, at: Moments, columns: Tensor | None = None) -> Tensor:
-        """When each id arrives in the race that draws, up to rounding, float64 (n, m): impossible ones never do."""
-        hashes = self._hashes[: distributions.shape[-1]] if columns is None else self._hashes[columns]
-        arrivals = torch.empty_like(distributions)
-        if self._on_host:
-            moment = np.stack(moments(*(each.numpy() for each in at)), axis=1)
-            self._fill_uniform(arrivals.numpy(), hashes.numpy().view(np.uint64), moment.view(np.uint64))
-        else:
-            first, second = moments(*at)
-            arrivals.copy_(uniform_words(hashes, first[:, None], second[:, None])).add_(0.5).mul_(2.0**-53)
-        arrivals.log_().neg_().div_(distributions)
-        return arrivals.nan_to_num_(torch.inf, torch.inf)  # 0 / 0 never arrives, either
-
-    def _fill_uniform(self, uniform: Probabilities, hashes: Unsigned, at: Unsigned) -> None:
-        """The same numbers as on other devices, a few rows at a time."""
-        width = max(1, len(hashes))
-        rows = max(1, SCRATCH // width)
-        if self._scratch.shape[1] < rows * width:
-            self._scratch = np.empty((2, rows * width), dtype=np.uint64)
-        for begin in range(0, len(uniform), rows):
-            part = uniform[begin : begin + rows]
-            words, scratch = (memory[: part.size].reshape(part.shape) for memory in self._scratch)
-            fill_uniform_words(words, scratch, hashes, at[begin : begin + rows])
-            np.add(words.view(np.int64), 0.5, out=part)
-        uniform *= 2.0**-53
-
-
-# Sampler requests.
 
 
 class SamplerRequest(ABC, Generic[R]):
@@ -414,12 +272,6 @@ class DistributionRequest(_OfDrafter[Sequence[Distribution]]):
         return _split(found, [request.logits.shape[0] for request in requests])
 
 
-def numbers_of(places: Probabilities | Ids, allowed: Columns | None) -> Ids:
-    """The columns of logits that places among those that are allowed stand for."""
-    found = places.astype(np.int64)
-    return found if allowed is None else allowed.numbers[found]
-
-
 @quick_dataclass(frozen=True, eq=False)
 class _Drawing(_OfDrafter[Sequence[T]]):
     """About draws from whole distributions."""
@@ -476,7 +328,7 @@ class TopRequest(_Drawing[TopRow]):
         scores, warping = self.scores(requests, self.allowed)
         at = self.moments(requests) if self.keyed and not warping.greedy else None
         values, places = yield likeliest_of(scores, warping, self.clocks, at, self.count, self.columns)
-        rows = zip(self.clocks.named(places, self.allowed).tolist(), values.tolist(), strict=True)
+        rows = zip(self.clocks.named(numbers_of(places, self.allowed)).tolist(), values.tolist(), strict=True)
         found = [[(token, -log(value)) for token, value in zip(*row, strict=True) if value > 0] for row in rows]
         if not all(found):
             raise ValueError(NOT_FINITE)
@@ -538,9 +390,9 @@ class DrawRequest(_Drawing[Draw]):
         firsts = [*accumulate(sizes, initial=0)][:-1]
         near = [self._nearest(scores, [drawn, *own], firsts, requests)] if self.count else []
         places, weights, *more = yield [drawn, *own, *near]
-        tokens = self.clocks.named(places[:, 0], self.allowed)
+        tokens = self.clocks.named(numbers_of(places[:, 0], self.allowed))
         found = draws_of(tokens, weights, more[: len(own) - 1], self.allowed, self.clocks)
-        beside = self.clocks.named(more[-1], self.allowed).tolist() if near else []
+        beside = self.clocks.named(numbers_of(more[-1], self.allowed)).tolist() if near else []
         for first, ids in zip(firsts, beside, strict=False):
             others = list(dict.fromkeys([found[first].token, *ids]))[1 : 1 + self.count]
             found[first] = found[first]._replace(others=others)
@@ -579,4 +431,4 @@ def draws_of(
         raise ValueError(NOT_FINITE)
     if not places:
         return list(map(Draw, tokens.tolist()))
-    return list(map(Draw, tokens.tolist(), cut_rows(weights, clocks.named(places[0], allowed))))
+    return list(map(Draw, tokens.tolist(), cut_rows(weights, clocks.named(numbers_of(places[0], allowed)))))
