@@ -264,7 +264,7 @@ class _Measurement:
             self.metrics.running.labels(self.model).inc()
             self.metrics.times("time_to_first_token_seconds", self.model, self.drafter).observe(now)
         else:
-            self._between.observe(now - self.latest)
+            self._between.repeat(now - self.latest, 1)
         if count > 1:
             self._between.repeat(0.0, count - 1)
         self._counted.inc(count)
@@ -314,7 +314,7 @@ def cause_of(error: BaseException) -> str:
 class BatchHistogram(Histogram):
     """A histogram that also takes several observations at once.
 
-    For eight tokens of a pass prometheus_client's own, of single ones, takes longer than making their message.
+    prometheus_client's own, of single ones, looks at each bucket: it takes longer than making a token's message.
     """
 
     def repeat(self, value: float, times: int) -> None:

@@ -164,9 +164,9 @@ class Session:
 
     def _passed(self, lane: events.Lane, done: PassDone) -> None:
         flight = self.target.returned(lane, done)
-        self.counts.add(target_seconds=done.seconds)
-        if flight.sent.run > 1:  # its first forward was counted when it was asked for
-            self.counts.add(passes=done.forwards - (not flight.drawn))
+        # The first forward of a run was counted when it was asked for.
+        more = done.forwards - (not flight.drawn) if flight.sent.run > 1 else 0
+        self.counts.add(target_seconds=done.seconds, passes=more)
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
             self._observe(flight.seen(done))
 
@@ -401,16 +401,17 @@ class Session:
                         epoch.answer(held.answer.token)
                     else:
                         self._begin_walk()  # a row that was meant for a draft serves as well
-                case NeedDraftToken(path) if not epoch.exhausted and (not path or self.target.answers.covers(path)):
-                    self._end_stall()
-                    epoch.reveal()
-                case NeedDraftToken(path) if path:
-                    epoch.answer(None)
                 case NeedDraftToken():
-                    more, waits = self._without_draft_token()
-                    commands += more
-                    if waits:
-                        return commands
+                    if not epoch.exhausted and (not step.path or self.target.answers.covers(step.path)):
+                        self._end_stall()
+                        epoch.reveal()
+                    elif step.path:
+                        epoch.answer(None)
+                    else:
+                        more, waits = self._without_draft_token()
+                        commands += more
+                        if waits:
+                            return commands
                 case Refused():
                     commands += self._emit_known() if self._given.method.samples else []
                     commands += self._next_epoch() if self.state is State.RUNNING else []

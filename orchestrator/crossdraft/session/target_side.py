@@ -67,7 +67,8 @@ class Flight:
 
     def after(self, done: messages.PassDone) -> "Flight":
         """The same run after an answer that does not end it."""
-        return replace(self, root=self.root + len(done.nodes), drawn=self.drawn + len(done.nodes))
+        root, drawn = self.root + len(done.nodes), self.drawn + len(done.nodes)
+        return Flight(self.lane, self.sent, root, self.paths, self.own, drawn, self.ending, self.half)
 
     def answered(self, nodes: Sequence[Row | messages.Sample]) -> Sequence[Path]:
         """The paths from the root on that an answer is about; of a run, all but its last token lead to the others."""
@@ -163,9 +164,9 @@ class Answers:
     def add(self, flight: Flight, nodes: Sequence[Row | messages.Sample]) -> None:
         """Keep what a pass brought; if it left later than all before, drop what precedes its root."""
         if flight.root > self._base:
-            gone = tuple(self._ids[self._base : flight.root])
-            kept = {path[len(gone) :]: held for path, held in self._held.items() if path[: len(gone)] == gone}
-            self._held, self._base = kept, flight.root
+            gone, size = tuple(self._ids[self._base : flight.root]), flight.root - self._base
+            self._held = {path[size:]: held for path, held in self._held.items() if path[:size] == gone}
+            self._base = flight.root
         root, own = self._own
         if flight.root + len(flight.own) > root + len(own) or not self.covers(()):
             self._own = flight.root, flight.own
