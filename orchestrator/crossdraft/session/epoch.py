@@ -149,7 +149,7 @@ class Epoch:
         Counted in letters, so that it means the same for every method. A token that replaces a refused draft token may
         begin with that draft token's letters; what the walk said about where the draft is wrong takes precedence.
         """
-        if len(text) <= self.start and not isinstance(self.waits_for, Refused):
+        if not self.draft_tokens or (len(text) <= self.start and not isinstance(self.waits_for, Refused)):
             return UNJUDGED
         refused = self.contradicts(text)
         agreed = self._agreed

@@ -83,9 +83,9 @@ class Pipe(asyncio.Queue[bytes | None]):
     """Frames of one direction; None is their end."""
 
     async def write(self, frame: bytes) -> None:
-        """Waits until the one before is taken: whoever does not read holds up the other side."""
-        await self.join()
+        """Returns once it is taken: whoever does not read holds up the other side."""
         self.put_nowait(frame)
+        await self.join()
 
     async def read(self) -> bytes | None:
         frame = await self.get()
