@@ -142,6 +142,32 @@ async def test_head_is_answered_as_get_without_the_body() -> None:
         assert json.loads(body) == {"status": "ok"}
 
 
+async def test_what_is_no_http_is_refused_in_the_shape_of_all_errors() -> None:
+    async with limited() as server:
+        head, body = (await rest(await server.connect(b"hello\r\n\r\n"))).split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_leaving_ends_an_output_also_where_another_request_waits_behind_it() -> None:
+    outputs = FakeBackend(waits_after=1)
+    async with limited(outputs) as server:
+        streams = await server.connect(POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY + HEALTH)
+        assert await answered(streams) == b"HTTP/1.1 200 OK\r\n"
+        streams[1].close()
+        await outputs.wait_running(0)
+
+
+async def test_a_stream_is_cut_and_has_no_other_reply_in_it_where_what_follows_is_no_request() -> None:
+    outputs = FakeBackend(waits_after=1)
+    async with limited(outputs) as server:
+        streams = await server.connect(POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        assert await answered(streams) == b"HTTP/1.1 200 OK\r\n"
+        streams[1].write(b"hello\r\n\r\n")
+        assert b"HTTP/1.1" not in await rest(streams)
+        await outputs.wait_running(0)
+
+
 async def test_thousands_of_requests_before_a_reply() -> None:
     async with limited() as server:
         streams = await server.connect(HEALTH * 1000 + HEALTH.replace(b"host: a", b"connection: close"))

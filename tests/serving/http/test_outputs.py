@@ -136,6 +136,7 @@ async def test_a_trace_says_how_each_token_was_made_and_what_all_cost(served: Fr
 async def test_the_models(served: Front) -> None:
     (card,) = (await served.openai.models.list()).data
     assert card == await served.openai.models.retrieve("toy")
+    assert (await served.http.get("/v1/models/")).json()["data"] == [card.to_dict()]
     assert card.to_dict() == {
         "id": "toy", "object": "model", "created": 1_700_000_000, "owned_by": "crossdraft", "root": "toy",
         "max_model_len": 64, "drafters": ["ngram", "small"], "auto": "ngram", "methods": ["slem", "seeded"],

@@ -393,6 +393,7 @@ async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBacke
     with pytest.raises(APIStatusError) as caught:
         await served.complete()
     assert (caught.value.status_code, caught.value.response.headers["connection"]) == (500, "close")
+    assert caught.value.response.headers["x-request-id"] == outputs.requests[0].id
     assert "a bug" not in fault(caught.value.response)["message"]
     with pytest.raises(BadRequestError):
         await served.complete(prompt=[])

@@ -39,6 +39,7 @@ def outputs() -> FakeBackend:
 async def both(served: Front, **asked: Any) -> tuple[Response, list[Any]]:
     """A reply, and the events of the same, streamed, which the client has put together."""
     whole = await served.openai.responses.create(**ASKED | asked)
+    Response.model_validate(whole.to_dict())  # whose types the client takes for granted
     async with served.openai.responses.stream(**ASKED | asked) as stream:
         events = [event async for event in stream]
     assert [event.sequence_number for event in events] == list(range(len(events)))

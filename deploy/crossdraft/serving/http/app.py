@@ -154,7 +154,9 @@ async def _refused(request: Request, error: Exception) -> Response:
             return reply_of(refusal_of_status(error, request.url.path))
     known = isinstance(error, (*FOREIGN, RefusedError))  # of others the server logs the error itself
     own = (request.scope[FIELD_KEY],) if FIELD_KEY in request.scope else ()
-    return reply_of(refusal_of(error, request.scope[ID_KEY], *own) if known else BUG)
+    reply = reply_of(refusal_of(error, request.scope[ID_KEY], *own) if known else BUG)
+    reply.headers[REQUEST_ID] = request.scope[ID_KEY]  # that of a bug comes by no gate
+    return reply
 
 
 class Outputs:
@@ -310,6 +312,7 @@ def router_of(backend: Backend, options: HttpOptions, beside: Beside) -> APIRout
     ):
         router.add_api_route(f"{GUARDED}/{path}", answer, methods=["POST"], responses={200: OPENAIS})
 
+    @router.get(f"{GUARDED}/models/", include_in_schema=False)  # else a model with an empty name
     @router.get(f"{GUARDED}/models")
     async def models() -> ModelList:
         """What is served."""

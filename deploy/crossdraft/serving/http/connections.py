@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from uvicorn.config import HTTP_PROTOCOLS
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from crossdraft.config.api import ConnectionOptions
 from crossdraft.serving.http.errors import INVALID, RefusedError
@@ -62,6 +62,7 @@ class Connection(HttpToolsProtocol):
         self._limits = others.limits
         self._most = others.limits.max_header_kib * 1024
         self._pending = 0  # bytes since the request began, or since the latest piece of its body
+        self._answered: RequestResponseCycle | None = None  # the request that is; `cycle` is the latest that has come
         self._socket: socket.socket | None = None  # until the TLS handshake is over
         self._timer: asyncio.TimerHandle | None = None  # while part of a request is missing
 
@@ -85,6 +86,13 @@ class Connection(HttpToolsProtocol):
         self._expect(None)
         self._others.remove(self)
         super().connection_lost(exc)
+        if self._answered is not None:  # uvicorn tells only the latest
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         """Gives up a request whose head, or what frames its body, is too long."""
@@ -127,6 +135,9 @@ class Connection(HttpToolsProtocol):
         self._others.replied(self)
         super().on_response_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
     def give_up(self, why: str) -> None:
         log.info("%s: the connection is closed: %s", ":".join(map(str, self.client or ())), why)
         self._others.remove(self)
@@ -155,7 +166,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         log.info("%s: %s", ":".join(map(str, self.client or ())), text)
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        answered = self._answered
+        if answered is None or answered.response_complete or not answered.response_started:
             body = RefusedError(status, text, INVALID, "request_timeout" if status == 408 else None).body
             raw = body.model_dump_json().encode()
             head = f"content-type: application/json\r\ncontent-length: {len(raw)}\r\nconnection: close\r\n\r\n"

@@ -279,7 +279,7 @@ class ResponseWriter(Writer):
         self._response |= {"status": status, "incomplete_details": why and {"reason": why}}
         read, made = ended.statistics.prompt_tokens, ended.statistics.tokens
         self._response["usage"] = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made} | {
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens_details": {"reasoning_tokens": self._thought},
         }
         return self._sent(f"response.{status}", response=self._response)
