@@ -97,6 +97,8 @@ def test_help_lists_the_commands_and_the_methods(cli: Cli) -> None:
 
 def test_version(cli: Cli) -> None:
     cli("--version").says("crossdraft ")
+    started = [sys.executable, "-m", "crossdraft", "--version"]
+    assert subprocess.run(started, capture_output=True, text=True).stdout == cli("--version").out
 
 
 def test_a_full_disk_is_said_in_one_line_and_closed_files_end_nothing() -> None:
@@ -187,6 +189,7 @@ def test_every_list_takes_commas_or_says_that_it_is_repeatable() -> None:
         (("demo",), "temperature", [0.0, 0.8]),
         (("generate", "--stop", "a,b"), "stop", ["a,b"]),
         (("generate", "--target", "a:1", "--target", "b:2, c:3"), "target", ["a:1", "b:2", "c:3"]),
+        (("generate", "--target", "[::1]:1,[fe80::1]:2"), "target", ["[::1]:1", "[fe80::1]:2"]),
         (("generate", "--logit-bias", "1:2,3:4"), "logit_bias", ["1:2", "3:4"]),
         (("generate", "--stop-token-id", "1,2"), "stop_token_ids", [1, 2]),
         (("bench", "throughput", "--configuration", "plain,assisted"), "configuration", ["plain", "assisted"]),

@@ -86,6 +86,7 @@ def test_renewing_makes_new_keys_for_the_same_hosts(cli: Cli, folder: Path) -> N
         (["--host", "node1,"], 2, "has an empty name"),
         (["--host", "node1", "--host", "node1,10.0.0.1"], 2, "the name 'node1' is taken"),
         (["--host", "ca"], 2, "the name 'ca' is taken"),
+        (["--host", "node1", "--days", "4000000"], 2, "--days must be between 1 and 36500, got 4000000"),
         (["--host", "node1", "--days", "4000"], 2, "a certificate cannot last 4000 days: ask for fewer"),
         (["--renew"], 1, "has no certificates to renew"),
         (["--renew", "--host", "node1"], 1, "node1.pem to renew: make it without --renew"),

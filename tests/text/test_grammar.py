@@ -329,3 +329,20 @@ def test_gbnf_that_lacks_a_rule_is_refused(text: str) -> None:
     with pytest.raises(GrammarError, match="Grammar error: "):
         of_letters().matcher(Grammar.ebnf(text))
     assert of_letters().matcher(Grammar.ebnf('?start: "ab" | "cd"')).fitting(NOTHING, Letters("a")) == "ab"  # Lark's
+
+
+CTRL_C = """
+import os, signal
+from crossdraft.text.grammar import Grammar, of_letters
+of_letters().matcher(Grammar.regex("a"))
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.killpg(0, signal.SIGINT)
+of_letters().matcher(Grammar.regex("b"))
+"""
+
+
+def test_ctrl_c_does_not_end_the_process_that_tries_grammars() -> None:
+    """A terminal sends it to all processes of a command, which may go on until its outputs have ended."""
+    command = [sys.executable, "-c", CTRL_C]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -59,7 +59,8 @@ def _parts(value: Any) -> Any:
     if not isinstance(value, str):
         return (value,)
     try:
-        return json.loads(value) if value.startswith("[") else map(str.strip, value.split(","))
+        listed = value.startswith("[") and not value[-1].isdigit()  # as [::1]:7001 ends
+        return json.loads(value) if listed else map(str.strip, value.split(","))
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{value} is neither a JSON list nor values with commas: {error}") from error
 

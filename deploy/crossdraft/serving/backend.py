@@ -129,8 +129,8 @@ class LocalModel:
     aliases: tuple[str, ...] = ()  # further names of it
 
     def __post_init__(self) -> None:
-        if not self.name or not self.targets:
-            raise ValueError(f"a model needs a name and at least one target, got {self.name!r} {self.targets}")
+        if not all(self.names) or not self.targets:
+            raise ValueError(f"no name may be empty, and at least one target is needed: {self.names} {self.targets}")
         if len(set(self.drafter_names)) < len(self.drafters):
             raise ValueError(f"drafters of {self.name!r} have the same name: {', '.join(self.drafter_names)}")
 

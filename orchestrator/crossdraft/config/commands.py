@@ -57,7 +57,7 @@ class CertsOptions:
     use: Literal["service", "orchestrator", "both"] | None = option(
         None, "What a host may do: serve, connect to services, or by default both. Untrusted drafters only serve."
     )
-    days: int = option(365, "How many days the certificates are valid.", min=1)
+    days: int = option(365, "How many days the certificates are valid.", min=1, max=36_500)
     renew: bool = option(False, "Replace certificates and keys: of all hosts, or of each --host.")
 
 

@@ -353,7 +353,8 @@ def _tried(source: str) -> str:
     process: subprocess.Popen[bytes] | None = getattr(TRIALS, "process", None)
     if process is None:
         command = [sys.executable, "-c", "from crossdraft.text import grammar; grammar.try_grammars()"]
-        process = TRIALS.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        pipe = subprocess.PIPE
+        process = TRIALS.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         atexit.register(process.kill)
     said = b""
     assert process.stdin is not None
