@@ -120,6 +120,7 @@ def test_a_full_disk_is_said_in_one_line_and_closed_files_end_nothing() -> None:
         (["bench", "throughput", "--dtype", "foo"], "--dtype must be auto, float32, bfloat16 or float16, got foo"),
         (["bench", "throughput", "--cache-mib", "0"], "--cache-mib must be at least 1, got 0"),
         (["generate", "--stop-token-id", "1,x"], "--stop-token-id must be a whole number, got x"),
+        (["generate", "--stop-token-id", "-1"], "--stop-token-id must be token ids, whole numbers from 0"),
         (["generate", "--overlap", "perhaps"], "--overlap must be auto, on or off, got perhaps"),
         (["generate", "--method", "tokentiming"], "choose an exact method, or allow it with --allow-inexact"),
         (

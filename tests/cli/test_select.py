@@ -78,6 +78,7 @@ def test_a_table_for_people(cli: Cli, pair: tuple[str, ...], prompts_file: Path)
         (("--method", "guess"), 2, "unknown method 'guess'"),
         (("--target", "127.0.0.1:1", "--drafter", "no/such"), 1, "crossdraft: no/such is neither a folder nor in the"),
         (("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:1"), 1, "127.0.0.1:1"),
+        (("--target", "127.0.0.1:1", "--drafter", "127.0.0.1:99999"), 2, "--drafter must be HOST:PORT, such as"),
     ],
 )
 def test_what_cannot_be_done_is_said(cli, tmp_path, monkeypatch, options, code, complaint):

@@ -34,7 +34,8 @@ PROMPTS = (
     "    try:\n        connection = self.pool.get(timeout=timeout)\n    except Empty:\n        raise",
 )
 # Fields of a request, in an error that is about them: `generate` has them as options.
-FIELDS = re.compile(rf"\b({'|'.join(one.name for one in fields(RequestOptions) if '_' in one.name)})\b")
+FLAGS = {one.name: one.metadata["flags"] or (f"--{one.name.replace('_', '-')}",) for one in fields(RequestOptions)}
+FIELDS = re.compile(rf"\b({'|'.join(name for name in FLAGS if '_' in name)})\b")
 Run = Callable[[Coroutine[Any, Any, None]], None]
 ProgressCounter = Callable[..., None]  # counts what was done, by default 1; `doing` is what it says from then on
 # uvloop makes processes by fork, and gRPC's handlers of that crash the child now and then where channels are open.
@@ -122,7 +123,7 @@ def checked_options() -> Iterator[None]:
 def as_typed(error: ValueError) -> str:
     """Its text; of one that is about a request, with options in place of fields."""
     of_request = isinstance(error, OptionError) or hasattr(error, "field")
-    return FIELDS.sub(lambda one: flag_of(one[0]), str(error)) if of_request else str(error)
+    return FIELDS.sub(lambda one: FLAGS[one[0]][0], str(error)) if of_request else str(error)
 
 
 def flag_of(name: str) -> str:

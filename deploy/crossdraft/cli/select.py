@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from statistics import stdev
 
 from crossdraft.cli.measuring import SEED, Columns, Setting, Skipped, Table, finished, print_table, repeats, total_of
-from crossdraft.cli.processes import Wanted, patience, running, threads_each
+from crossdraft.cli.processes import Wanted, checked_addresses, patience, running, threads_each
 from crossdraft.cli.prompts import by_category, prompts_of
 from crossdraft.cli.running import (
     PROMPTS,
@@ -85,6 +85,8 @@ class Selection:
         with checked_options():
             for method in self.tried:
                 self.requests(method)
+        for option, named in (("--target", (self.target,)), ("--drafter", self.drafters)):
+            checked_addresses(option, filter(ADDRESS.fullmatch, named))
         with faults_of_models():
             for name in filterfalse(ADDRESS.fullmatch, (self.target, *self.drafters)):
                 check_name(name)
