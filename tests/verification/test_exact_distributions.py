@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -237,3 +238,21 @@ def test_the_whole_row_is_drawn_from(walk: Callable[[walks.Ground], walks.Walk],
             case walks.NeedRow():
                 step = walking.send(WHOLE if step.whole else HEAD)
     assert step == walks.Emit(0, Kind.BONUS if draft_token is None else Kind.CORRECTED)
+
+
+@pytest.mark.parametrize(
+    ("weights", "number", "drawn"),
+    [
+        ([0, 1, 0, 3, 0], 0.0, 1),
+        ([0, 1, 0, 3, 0], 0.2499, 1),
+        ([0, 1, 0, 3, 0], 0.25, 3),
+        ([0.1] * 10 + [0.0], np.nextafter(1, 0), 9),  # their sums end below 1
+    ],
+)
+def test_the_chooser_of_production_draws_in_proportion(weights: list[float], number: float, drawn: int) -> None:
+    """Whatever they sum to, and nothing that has none."""
+    chooser = RandomChooser(SimpleNamespace(random=lambda size=(): np.full(size, number)))  # type: ignore[arg-type]
+    assert (chooser.categorical(weights), chooser.candidates(weights, 2)) == (drawn, (drawn, drawn))
+    for wrong in ([0.0, 0.0], [-1.0, 2.0], [np.inf, 1.0], [np.nan]):
+        with pytest.raises(ValueError, match="weights must be finite, none negative, not all zero"):
+            chooser.categorical(wrong)
