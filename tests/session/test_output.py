@@ -22,7 +22,7 @@ from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, Method
 from tests.clock import Stage
 from tests.conftest import FULL
-from tests.ports import MemoryDrafter, MemoryTarget, asking, assignment, services_of, toys
+from tests.ports import OPEN_TARGET, MemoryDrafter, MemoryTarget, asking, assignment, services_of, toys
 from tests.session.test_resolution import models
 from tests.tables import ToyTarget, autoregressive_distribution, pair_of
 from tests.verification.enumerating import EnumeratingChooser, distance, distribution_of, full
@@ -107,6 +107,13 @@ async def test_what_follows_an_unfinished_character_is_shown_whole() -> None:
     for cut in range(len(tokens) + 1):
         rest, _ = await generate(asking(given, committed=tuple(whole.ids[:cut])), services)
         assert "".join(token.text for token in tokens[:cut]) + rest.text == whole.text
+
+
+def test_a_character_that_the_prompt_began_is_shown_with_what_ends_it() -> None:
+    first, last = map(chr, "é".encode())
+    given = assignment(pair=pair_of((first, last, "a"), ("a",)), open_target=replace(OPEN_TARGET, prompt=(2, 0)))
+    shown = ShownText(given)
+    assert (shown.add(Letters(last)), shown.add(Letters("a"), 2)) == ("é", "a")
 
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)

@@ -185,6 +185,7 @@ def test_without_a_drafter_nothing_is_drafted_any_method_is_taken_and_only_an_au
         ({}, "gpt2", "standard"),
         ({"seed": 1}, "llama2", "seeded"),
         ({"seed": 1}, "gpt2", "seeded"),
+        ({"tree_nodes": 16}, "gpt2", "seeded"),  # which drafts trees
         ({"options": GREEDY}, "llama2", "slem"),
         ({"options": GREEDY, "seed": 1}, "gpt2", "slem"),
     ],
@@ -268,9 +269,10 @@ def test_an_unknown_method_is_refused_with_those_that_the_pair_can_do(drafter: s
 
 
 def test_a_bias_is_for_an_id_that_the_target_has() -> None:
-    options = SamplingOptions(logit_bias={10**6: 1.0, 7: -2.0})  # type: ignore[arg-type]
-    assert options == SamplingOptions(logit_bias=((10**6, 1.0), (7, -2.0)))
-    with pytest.raises(RequestError, match="logit_bias names id 1000000"):
+    options = SamplingOptions(logit_bias={7: -2.0, 10**6: 1.0})  # type: ignore[arg-type]
+    assert options == SamplingOptions(logit_bias=((7, -2.0), (10**6, 1.0)))
+    last = models().target.vocabulary_size - 1
+    with pytest.raises(RequestError, match=rf"logit_bias names id 1000000, and the target's ids are 0 to {last}$"):
         resolve(GenerationRequest("x", options=options), models())
 
 

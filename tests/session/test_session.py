@@ -14,7 +14,17 @@ from crossdraft.session import events
 from crossdraft.session.epoch import Epoch, Verdict
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, Controller, Fixed, PassSeen, arms_for, lock_step
+from crossdraft.speculation.choice import (
+    LONG_RUN,
+    PLAIN,
+    Choice,
+    Controller,
+    Fixed,
+    Lifecycle,
+    PassSeen,
+    arms_for,
+    lock_step,
+)
 from crossdraft.speculation.controller import TargetController
 from crossdraft.text.letters import Letters
 from crossdraft.types import messages
@@ -71,6 +81,8 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     session.handle(events.Ready(sessions.TARGET), 0.0)
     assert isinstance(sessions.requests(session.handle(events.Lost(sessions.DRAFTER, GONE), 1.0))[0], messages.Pass)
     assert (session.counts.drafter_lost, session.counts.drafters_lost) == (f"no drafter: {GONE}", 0)
+    counts = sessions.end(session.handle(events.Cancelled(), 2.0)).counts
+    assert (counts.undrafted, counts.drafter_lost) == ("", f"no drafter: {GONE}")  # that says why nothing was drafted
 
 
 @pytest.mark.parametrize(
@@ -100,6 +112,15 @@ def test_an_output_for_which_nothing_was_drafted_says_why_in_every_mode(controll
     assert session.counts.stood_aside == (0 if reason != "nothing rhymes" else session.counts.rewinds)
 
 
+def test_the_controller_is_told_once_that_an_output_is_over_or_that_nobody_drives_it_any_more() -> None:
+    for over in (True, False):
+        session, controller, _ = sessions.begun(Choice(2, 1))
+        if over:
+            session.handle(events.Cancelled(), 1.0)
+        session.abandon()
+        assert controller.seen == [Lifecycle.STARTED, Lifecycle.ENDED]
+
+
 def test_a_target_that_refuses_the_request_ends_the_session_with_its_error() -> None:
     session, _ = sessions.passing()
     finish = sessions.end(session.handle(events.Lost(sessions.TARGET, GONE, elsewhere=False), 1.0))
@@ -120,6 +141,7 @@ def test_without_any_target_for_too_long_the_session_fails() -> None:
 def test_the_context_bounds_output_and_trees() -> None:
     stage = run_session(Session(assignment(max_tokens=50, context=20)), *toys())
     assert (len(stage.emitted), stage.finished.reason) == (18, events.Reason.LENGTH)
+    assert stage.finished.counts.undrafted == ""
     committed = 2
     for request in (one for one in stage.requests if isinstance(one, messages.Pass)):
         committed += len(request.committed)

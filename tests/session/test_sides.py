@@ -47,7 +47,7 @@ from crossdraft.types.messages import (
     Scored,
     ScorePrompt,
 )
-from crossdraft.types.rows import DraftToken, Row
+from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import TokenTree
 from crossdraft.verification.chooser import RandomChooser
@@ -205,6 +205,13 @@ def test_a_whole_row_is_cut_to_what_is_needed() -> None:
     assert held(row, None, 1).answer(NeedRow(whole=True)) is row
 
 
+def test_log_probabilities_are_those_that_came_with_the_row() -> None:
+    likely = ((4, -0.25),)
+    row = Row(np.array([4, 2]), np.array([0.75, 0.25]), log_probabilities=np.array([-0.25, -1.5]), likely=likely)
+    assert held(row, None, 2).log_probabilities(2) == (-1.5, likely)
+    assert held(ONES, None, 2).log_probabilities(1) == Answers([], 2).log_probabilities(1) == (None, ())
+
+
 def after(number: int, root: int, *paths: tuple[int, ...]) -> Flight:
     """A pass that left after so many tokens of output and answers these paths."""
     sent = Pass(number, (), TokenTree((), ()), (), tuple(range(len(paths))))
@@ -310,7 +317,12 @@ def test_a_drafter_that_is_told_again_knows_what_it_drafted() -> None:
 
 @pytest.mark.parametrize(
     ("draft_tokens", "why"),
-    [((), "it sent a reply without anything in it"), ((DraftToken(1, None),), "without the whole row")],
+    [
+        ((), "it sent a reply without anything in it"),
+        ((DraftToken(1, None),), "without the whole row"),
+        ((DraftToken(1, ZEROS),), "the row of id 1 cannot give it"),
+        ((DraftToken(1, ONES, Whose.TARGET),), "'tli' asks for tokens of its own"),
+    ],
 )
 def test_a_reply_of_no_use_costs_the_drafter_its_session(draft_tokens: tuple[DraftToken, ...], why: str) -> None:
     """An empty one puts off no deadline, and what nobody could verify is in no pass."""
@@ -352,7 +364,7 @@ def test_a_drafter_that_is_heard_again_is_waited_for_again() -> None:
     assert Timer.STALL not in timers(out)
     session.handle(Replied(DRAFTER, drafted(1)), 9.0)
     out = session.handle(Replied(TARGET, PassDone(2, (ONES,), 0.5)), 10.0)
-    assert Timer.STALL in timers(out)
+    assert timer_of(out, Timer.STALL).number == stall.number + 1  # with a patience of its own
 
 
 def test_epochs_that_a_drafter_never_answers_put_off_no_deadline() -> None:
@@ -583,3 +595,8 @@ def test_how_long_it_has_owed_something() -> None:
     for now, message in story:
         told(ledger, message, now)
     assert [ledger.busy(now) for now in (20, 22)] == [4, 6]
+    stopped = Ledger()
+    told(stopped, OLD, 1)
+    assert stopped.busy(1) == 0
+    told(stopped, Advance(1, 0), 4)  # nothing more is wanted of it
+    assert stopped.busy(9) == 3

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdraft.types.messages import NoiseKey
-from crossdraft.types.rows import NO_IDS, Row
+from crossdraft.types.rows import MAX_SORTED, NO_IDS, Row
 from crossdraft.types.trees import Path, TokenTree, tree_of
 from tests.verification.toys import as_ids, row_of
 
@@ -15,10 +15,11 @@ HEAD = Row(as_ids(7, 2, 5), np.array([0.5, 0.2, 0.1]), 0.2)
 
 @given(st.lists(st.integers(0, 50), max_size=20, unique=True), st.lists(st.integers(0, 50), max_size=20))
 def test_places_are_where_ids_are_listed(ids: list[int], asked: list[int]) -> None:
-    row = Row(as_ids(*ids), np.full(len(ids), 0.01), 0.5)
-    assert row.places(as_ids(*asked)).tolist() == [ids.index(one) if one in ids else -1 for one in asked]
-    assert row.lists(asked) == set(asked).issubset(ids)
-    assert row.lists(as_ids(*asked)) == row.lists(asked)
+    for more in (0, MAX_SORTED):  # of so many ids they are looked up in a table
+        row = Row(as_ids(*ids, *range(52, 52 + more)), np.full(len(ids) + more, 1e-4), 0.5)
+        assert row.places(as_ids(*asked)).tolist() == [ids.index(one) if one in ids else -1 for one in asked]
+        assert row.lists(asked) == set(asked).issubset(ids)
+        assert row.lists(as_ids(*asked)) == row.lists(asked)
 
 
 def test_what_a_row_knows_of_ids_in_its_tail_or_beyond_it() -> None:
@@ -59,3 +60,17 @@ def test_a_tree_has_the_beginnings_of_its_paths(paths: list[Path], budget: int) 
     every = list(dict.fromkeys(path[:end] for path in paths for end in range(1, 1 + len(path))))
     assert tree.paths() == [(), *every[:budget]]
     assert tree.is_chain == (tree == TokenTree.chain(tree.tokens))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "why"),
+    [
+        ((1, 2), (-1,), "2 tokens but 1 parents"),
+        ((1, 2), (-1, 1), "node 1 has parent 1; parents must come first"),
+        ((1, 2, 3), (-1, -2, 3), "node 1 has parent -2"),
+    ],
+)
+def test_a_tree_has_parents_before_children(tokens: Path, parents: Path, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        TokenTree(tokens, parents)
+    assert TokenTree((1, 2, 0), (-1, -1, 1)).ends(["", "a", "bcd"]) == [0, 1, 3, 3]

@@ -19,7 +19,17 @@ from crossdraft.verification import rejection
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import STANDARD, TLI, Method
 from crossdraft.verification.rejection import Block
-from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, Walk, WalkStep, target_row
+from crossdraft.verification.walk import (
+    Answer,
+    Emit,
+    Ground,
+    NeedDraftToken,
+    NeedRow,
+    Refused,
+    Walk,
+    WalkStep,
+    target_row,
+)
 from tests.tables import pair_of
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.test_overlapped_distributions import LETTERS
@@ -206,6 +216,17 @@ def test_a_draft_token_outside_the_target_ends_its_block() -> None:
     assert not need.listed.size
     assert isinstance(walking.send(row), NeedRow)  # for the correction
     assert walking.send(row) == Emit(1, Kind.CORRECTED)
+
+
+@pytest.mark.parametrize(("token", "wrong"), [(0, None), (1, 0), (2, 1)], ids=["the same", "other", "beyond"])
+def test_a_late_draft_token_is_compared_with_what_the_target_has_said(token: int, wrong: int | None) -> None:
+    """One that goes on beyond it ends the epoch, too: no target token begins within a draft token."""
+    walking = rejection.walk(Ground(pair_of(("a", "b", "ab"), ("a", "b", "ab")), EnumeratingChooser([])))
+    assert next(walking) == NeedDraftToken()
+    assert isinstance(walking.send(None), NeedRow)
+    assert walking.send(Row.certain(0)) == Emit(0, Kind.BONUS)
+    assert next(walking) == NeedDraftToken()
+    assert walking.send(DraftToken(token)) == (NeedDraftToken() if wrong is None else Refused(wrong))
 
 
 def test_an_accepted_block_asks_for_no_more_of_a_row_than_its_draft_tokens() -> None:
