@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -106,23 +105,27 @@ def test_a_grammar_masks_both_models_and_the_distribution_is_the_targets_masked(
         ends = [token for token, one in enumerate(letters) if one == toys.END]
         return GrammarCompiler([*map(Letters, letters)], ends).matcher(grammar)
 
-    @cache
-    def mask(matcher: GrammarMatcher, text: str, count: int) -> np.ndarray:
-        return np.unpackbits(matcher.masks(Letters(text), [Letters("")], must=False)[0], count=count, bitorder="little")
-
     def kept(matcher: GrammarMatcher, text: str, weights: np.ndarray) -> np.ndarray:
-        found = weights * mask(matcher, text, len(weights))
+        (mask,) = matcher.masks(Letters(text), [Letters("")], must=False)
+        found = weights * np.unpackbits(mask, count=len(weights), bitorder="little")
         return found / found.sum() if found.any() else weights
 
     ours, theirs = matcher_of(setup.toy.target), matcher_of(setup.toy.drafter)
 
+    laws: dict[tuple[int, ...], np.ndarray] = {}  # all toys of a side are alike
+    rows: dict[Letters, Row] = {}
+
     def of_target(toy: ToyTarget, path: tuple[int, ...]) -> np.ndarray:
-        return kept(ours, "".join(setup.toy.target[token] for token in path), free(toy, path))
+        if path not in laws:
+            laws[path] = kept(ours, "".join(setup.toy.target[token] for token in path), free(toy, path))
+        return laws[path]
 
     def of_drafter(toy: ToyDrafter, text: Letters) -> Row:
-        row, weights = drafted(toy, text), np.zeros(len(toy.letters))
-        weights[row.ids] = row.probabilities
-        return Row(row.ids, kept(theirs, text, weights)[row.ids])
+        if text not in rows:
+            row, weights = drafted(toy, text), np.zeros(len(toy.letters))
+            weights[row.ids] = row.probabilities
+            rows[text] = Row(row.ids, kept(theirs, text, weights)[row.ids])
+        return rows[text]
 
     plain = toys.wanted(setup)
     monkeypatch.setattr(ToyTarget, "distribution", of_target)
