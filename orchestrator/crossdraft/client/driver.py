@@ -351,6 +351,6 @@ class Driver:
             timer.cancel()
         for lane in self._lanes.values():
             lane.close()
-        # Lanes report to this driver, which reports to its output: they would keep each other for the garbage collector.
+        # Lanes report to this driver, and it to its output: they would keep each other for the garbage collector.
         self._lanes.clear()
         del self._emit
