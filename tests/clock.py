@@ -10,6 +10,7 @@ from itertools import count
 
 import numpy as np
 
+from crossdraft.engine.distributions import NothingLeftError
 from crossdraft.session import events
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller
@@ -110,7 +111,11 @@ class Stage:
 
     def reply(self, lane: events.Lane, seconds: float = 0.0) -> list[events.Command]:
         """The next thing that a lane owes, which took its model so long."""
-        reply = (self.targets.get(lane) or self.drafters[lane]).reply()
+        try:
+            reply = (self.targets.get(lane) or self.drafters[lane]).reply()
+        except NothingLeftError:
+            self.lose(lane, elsewhere=False)
+            return []
         return self.tell(events.Replied(lane, replace(reply, seconds=seconds) if seconds else reply))
 
     def lose(self, lane: events.Lane, elsewhere: bool = True) -> None:

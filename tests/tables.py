@@ -11,6 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
+from crossdraft.engine.distributions import NothingLeftError
 from crossdraft.session.events import Reply, Request
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, Side
 from crossdraft.text.pairs import Pair
@@ -112,6 +113,8 @@ class ToyTarget:
 
     def _row(self, path: tuple[int, ...], listed: Ids) -> Row:
         distribution = np.asarray(self.distribution(path), dtype=np.float64)
+        if not distribution.any():
+            return Row(np.unique(listed), np.zeros(len(np.unique(listed))), 1.0)
         return _cut_row(distribution.tobytes(), self.head, tuple(listed.tolist()))
 
     def _sample(self, path: tuple[int, ...]) -> messages.Sample:
@@ -124,6 +127,25 @@ class ToyTarget:
             return self._draws[path]
 
         return LateSample(draw)
+
+
+@dataclass
+class LimitedTarget(ToyTarget):
+    """One whose request's limits leave nothing to draw after some outputs. Raises NothingLeftError: it is asked to."""
+
+    ends: frozenset[tuple[int, ...]] = frozenset()
+
+    def distribution(self, path: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(self.size) if path in self.ends else super().distribution(path)
+
+    def run(self, sent: messages.Pass) -> messages.PassDone:
+        done = super().run(sent)
+        if self._latest[0] in self.ends and 0 in sent.answered:
+            raise NothingLeftError
+        return done
+
+    def _sample(self, path: tuple[int, ...]) -> messages.Sample:
+        return messages.Sample(0, messages.IMPOSSIBLE) if path in self.ends else super()._sample(path)
 
 
 @lru_cache(maxsize=2**14)
@@ -215,7 +237,10 @@ def autoregressive_distribution(target: ToyTarget, stops: frozenset[int], length
     for _ in range(length):
         grown: dict[tuple[int, ...], float] = {}
         for path, weight in open_paths.items():
-            for token, probability in enumerate(target.distribution(path)):
+            distribution = target.distribution(path)
+            if not distribution.any():  # nothing can be drawn: the request fails
+                finished[path] = weight
+            for token, probability in enumerate(distribution):
                 if probability > 0:
                     kept = finished if token in stops else grown
                     kept[(*path, token)] = weight * float(probability)

@@ -141,6 +141,23 @@ def test_behind_the_first_node_a_draw_may_be_impossible(options: SamplingOptions
     assert (found()[:2], found()[3:]) == (expected()[:2], expected()[3:])
 
 
+@pytest.mark.parametrize("options", [GREEDY, SamplingOptions()])
+def test_behind_the_first_node_a_row_may_be_all_tail(options: SamplingOptions) -> None:
+    """Ids that it must list are there with probability 0; the other rows are as they would be alone."""
+    mask, listed = np.full((4, -(-SIZE // 8)), 0xFF, dtype=np.uint8), [np.array([7])] * 4
+    (expected,) = result(RowRequest(nodes(LOGITS, options), 8, listed, 2))
+    mask[2] = 0
+    (found,) = result(RowRequest(replace(nodes(LOGITS, options), mask=mask), 8, listed, 2))
+    for place, (row, other) in enumerate(zip(found(), expected(), strict=True)):
+        if place == 2:
+            assert (row.tail, *row.ids, *row.probabilities, *row.log_probabilities) == (1, 7, 0, -np.inf)
+        else:
+            np.testing.assert_array_equal(row.probabilities, other.probabilities)
+            np.testing.assert_array_equal(row.log_probabilities, other.log_probabilities)
+    with pytest.raises(NothingLeftError):
+        result(RowRequest(replace(nodes(LOGITS, options), mask=mask), 8, required=3))
+
+
 def ranked(
     options: SamplingOptions, draws: Draws, beside: int = 0, allowed: Columns | None = None, row_width: int = 0
 ) -> list[list[int]]:

@@ -297,6 +297,19 @@ async def test_where_a_draft_leads_to_nothing_that_can_be_drawn_only_an_output_t
         await older.passed(Pass(1, (), TokenTree.chain((6,)), draws=True))
 
 
+async def test_so_it_is_where_rows_are_asked_for(target_model: RunningModel) -> None:
+    options = replace(GREEDY, logit_bias=((5, 100.0),), allowed_token_ids=(5, 6), bad_word_ids=((6, 5), (6, 6)))
+    older, talk = (Talk(target_model, OpenTarget(PROMPT, options, None, impossible=knows)) for knows in (False, True))
+    here, there = (await talk.passed(Pass(1, (), TokenTree.chain((6,))))).nodes
+    assert (here.ids.tolist(), here.tail, there.tail) == ([5], 0, 1)
+    late = await fetched(talk, FetchRow(1, 1, np.array([5])))
+    assert (late.ids.tolist(), late.probabilities.tolist(), late.tail) == ([5], [0], 1)
+    with pytest.raises(BadRequest, match="leave no id to draw"):
+        await talk.passed(Pass(2, (6,), TokenTree()))
+    with pytest.raises(BadRequest, match="leave no id to draw"):
+        await older.passed(Pass(1, (), TokenTree.chain((6,))))
+
+
 @pytest.mark.parametrize(
     ("request_sent", "complaint"),
     [

@@ -16,20 +16,21 @@ from crossdraft.session.epoch import Epoch
 from crossdraft.session.events import Command, Replied, Reply, Timer
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
+from crossdraft.session.target_side import Answers
 from crossdraft.speculation.choice import PLAIN, Choice, lock_step
 from crossdraft.text.letters import Letters
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.messages import Branch, Drafted, NoiseKey, Sample
 from crossdraft.types.rows import DraftToken
 from crossdraft.types.statistics import Kind
-from crossdraft.verification.chooser import RandomChooser
+from crossdraft.verification.chooser import Chooser, RandomChooser
 from crossdraft.verification.methods import COUPLED, SEEDED, SLEM, SLRS, STANDARD, TLI, UNION, Method
 from crossdraft.verification.noise import KeyedNoise
 from crossdraft.verification.walk import NeedRow
 from tests.clock import Stage, run_session
 from tests.conftest import FULL
 from tests.ports import assignment
-from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
+from tests.tables import LimitedTarget, ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
 from tests.verification.enumerating import distribution_of, few_or_full, full
 from tests.verification.toys import (
     ALIKE,
@@ -60,6 +61,7 @@ PAIRED = (COUPLED, UNION, SLEM, TLI)  # one of each walk over every pair
 PAIRS = [(toy, method) for toy in TOYS for method in PAIRED if method is not TLI or toy.name != "nothing shared"]
 BIASED = 0.01  # total variation
 ADOPTED = Overlapped(LETTERS, TLI, (Choice(1, 1, branch_depth=1),), Schedule("DT"), 3, salt="t7")
+COVERS = Answers.covers
 NARROW, MATCH = Overlapped(NESTED, COUPLED, (Choice(2, 2),), Schedule("DDT"), 3, paths=1), Branches.match
 TREE = Choice(2, 2, overlap=False, tree_nodes=6)
 ENDED = replace(TREE, least_likely=0.5)  # ... that the drafter ends by what it has drawn
@@ -365,6 +367,43 @@ class Peeking(Schedule):
     def play(self, stage: Stage) -> None:
         self.held.clear()
         super().play(stage)
+
+
+@dataclass(frozen=True)
+class Limited(Overlapped):
+    """The request's limits leave nothing to draw after some outputs: one that goes there ends with an error."""
+
+    ends: frozenset[tuple[int, ...]] = frozenset({(1,), (0, 0), (0, 1, 0)})
+
+    def target(self, chooser: Chooser | None) -> ToyTarget:
+        return LimitedTarget(len(self.toy.target), self.head, chooser, salt=self.salt, ends=self.ends)
+
+
+@pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
+def test_a_draft_that_leads_where_nothing_can_be_drawn_changes_no_distribution(method: Method) -> None:
+    """Not that of errors, either."""
+    toy, rounds = SAME if method.same_vocabulary else NESTED, Choice(2, 2, overlap=False)
+    given = [(rounds, "DT", 1), *([] if method is SLRS else [(Choice(2, 1), "DDT", 2)])]
+    if FULL:
+        choices = (rounds,) if method is SLRS else (rounds, Choice(2, 1), Choice(3, 0, patience=0))
+        given = [*itertools.product(choices, FEW, (1, 2))]
+    for choice, pattern, targets in given:
+        limited = Limited(toy, method, (choice,), Schedule(pattern), 3, 1, targets=targets)
+        assert error(limited) < EXACT, limited
+
+
+def covers_but_what_ends_next(self: Answers, path: tuple[int, ...]) -> bool:
+    """A block ends before a draft token that leads where nothing can be drawn, which is not revealed yet."""
+    following = self._own[1][: len(path) + 1]
+    return COVERS(self, path) and (len(following) == len(path) or COVERS(self, following))
+
+
+def test_a_block_that_ends_before_such_a_draft_token_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = frozenset((*path, 0) for path in itertools.product(range(2), repeat=2))
+    limited = Limited(LETTERS, TLI, (Choice(2, 2, overlap=False),), Schedule("DT"), 4, 1, salt="t7", ends=ends)
+    assert error(limited) < EXACT
+    monkeypatch.setattr(Answers, "covers", covers_but_what_ends_next)
+    assert bias(limited) > BIASED
 
 
 @named

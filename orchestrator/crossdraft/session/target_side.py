@@ -88,7 +88,9 @@ class Held(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        return isinstance(self.answer, Row) or self.answer.log_probability != messages.IMPOSSIBLE
+        """Whether anything can be drawn there: else all of a row is tail."""
+        answer = self.answer
+        return answer.tail < 1.0 if isinstance(answer, Row) else answer.log_probability != messages.IMPOSSIBLE
 
 
 class Answers:
@@ -111,22 +113,28 @@ class Answers:
         """What is known at the frontier."""
         ids = self._ids
         if self._frontier != len(ids):
-            self._frontier, self._known = len(ids), self._held.get(tuple(ids[self._base :]))
+            self._frontier, self._known = len(ids), self._possible(tuple(ids[self._base :]))
         return self._known
+
+    def _possible(self, place: Path) -> Held | None:
+        """What is known after a path from the base on; nothing where a draft has led to where nothing can be drawn:
+        should the output go there, its next pass is refused."""
+        found = self._held.get(place)
+        return found if found is None or found.possible else None
 
     def after(self, path: Path) -> Held | None:
         """What is known after this path from the frontier on."""
-        return self._held.get((*self._ids[self._base :], *path)) if path else self.held
+        return self._possible((*self._ids[self._base :], *path)) if path else self.held
 
     def covers(self, path: Path) -> bool:
-        """Whether a pass has covered this path from the frontier on as the draft's own tokens.
+        """Whether a pass has covered this path from the frontier on as the draft's own tokens, and more can follow.
 
         It depends on how many draft tokens were known when the pass left, and on the tokens of the path and before; not
         on any token after them, as the other paths of a tree would, and the text that they are made of.
         """
         root, own = self._own
-        ids = (*self._ids[root:], *path)
-        return own[: len(ids)] == ids
+        ids, found = (*self._ids[root:], *path), self._held.get((*self._ids[self._base :], *path))
+        return own[: len(ids)] == ids and (found is None or found.possible)
 
     def answer(self, need: NeedRow) -> Row | None:
         """The row that the walk needs, if it is known; a draw is none.
@@ -181,9 +189,6 @@ class Answers:
         if size := len(passed):  # else the output may have gone another way
             found = ((path[size:], held) for path, held in found if path[:size] == passed)
         self._held.update(found)
-        if sent.draws and messages.IMPOSSIBLE in [node.log_probability for node in nodes if not isinstance(node, Row)]:
-            # A draft may lead where nothing can be drawn: should the output go there, its next pass is refused.
-            self._held = {path: held for path, held in self._held.items() if held.possible}
         self._frontier = -1
 
     def replaced_by(self, flight: Flight, node: int) -> tuple[Path, Row | messages.Sample] | None:
@@ -191,7 +196,8 @@ class Answers:
         path = flight.paths[flight.sent.answered.index(node)]
         passed = tuple(self._ids[flight.root : self._base])
         place = path[len(passed) :]
-        return (place, self._held[place].answer) if path[: len(passed)] == passed and place in self._held else None
+        held = self._possible(place) if path[: len(passed)] == passed else None
+        return None if held is None else (place, held.answer)
 
     def complete(self, flight: Flight, node: int, row: Row) -> None:
         """A row that was fetched replaces the head that was held."""

@@ -238,7 +238,7 @@ class OpenTarget:
     ignore_stops: bool = False  # a run continues after a stop id of the model
     stop_ids: tuple[int, ...] = ()  # further ids that end a run
     hidden: bool = False  # replies to passes have hidden states
-    impossible: bool = False  # samples behind the root may be IMPOSSIBLE; else such a pass fails
+    impossible: bool = False  # answers behind the root may say that nothing can be drawn; else such a pass fails
     request_id: str = ""  # of the client's request, for log lines; the link sets it; empty: none
 
 
@@ -263,7 +263,8 @@ class Pass:
         return tuple(range(1 + len(self.tree))) if self.wanted is None else self.wanted
 
 
-IMPOSSIBLE = -inf  # as the log-probability of a sample: the request's limits leave nothing to draw there
+# As the log-probability of a sample: the request's limits leave nothing to draw there. Of a row all is tail then.
+IMPOSSIBLE = -inf
 
 
 @quick_dataclass(frozen=True)

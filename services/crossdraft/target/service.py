@@ -271,7 +271,8 @@ class TargetSession:
             sampling = self._sampling(asked, request, self._offset)
         else:
             self._latest = replace(asked, logits=asked.logits.clone())  # for rows that are fetched later
-            sampling = RowRequest(asked, self.opening.head, request.listed, self.opening.likely)
+            required = self._required(request.answered)
+            sampling = RowRequest(asked, self.opening.head, request.listed, self.opening.likely, required)
         nodes = yield sampling
         times = time.perf_counter() - answer.began, answer.queued
         return partial(_done, request, nodes, answer, times, state_bytes(answer.hidden))
@@ -297,8 +298,12 @@ class TargetSession:
         assert self.opening.noise is not None
         ends = [offset + end for end in request.tree.ends(self.running.tokenization.vocabulary.letters)]
         offsets = [ends[row] for row in request.answered]
-        required = 0 in request.answered if self.opening.impossible or request.run > 1 else len(offsets)
+        required = 1 if request.run > 1 else self._required(request.answered)
         return SampleRequest(nodes, self.running.clocks, self.opening.noise, offsets, self.opening.likely, required)
+
+    def _required(self, answered: Sequence[int]) -> int:
+        """At how many of these nodes, from the first on, there must be something to draw."""
+        return 0 in answered if self.opening.impossible else len(answered)
 
     def _run_job(self, request: Pass, masks: "Future[Bits] | None") -> Job[None]:
         """Draws each token after those before it; it is committed when the next pass says so."""
@@ -382,7 +387,7 @@ class TargetSession:
         nodes, opening = _one_of(self._latest, self._answered.index(request.node)), self.opening
         whole = self.running.description.vocabulary_size
         head, listed = (whole, []) if request.listed is None else (opening.head, [request.listed])
-        asked = RowRequest(nodes, head, listed, opening.likely)
+        asked = RowRequest(nodes, head, listed, opening.likely, self._required((request.node,)))
         return self._loop.run_in_executor(None, _fetched, request, asked)
 
 

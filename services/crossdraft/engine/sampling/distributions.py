@@ -17,6 +17,7 @@ from itertools import pairwise, repeat, starmap
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from crossdraft.engine.device import Fetching, sent
@@ -380,6 +381,7 @@ class RowTable:
     ids: Ids  # int64 (entries,)
     probabilities: Probabilities  # (entries,)
     tails: Probabilities  # (n,)
+    possible: NDArray[np.bool_]  # (n,): elsewhere nothing can be drawn, and all is tail
     log_probabilities: Probabilities | None = None  # (entries,), nats, of the model itself, if they were asked for
     likely: Sequence[Probabilities] = ()  # with them, if any were asked for: as of `likeliest`
 
@@ -407,8 +409,7 @@ def row_table(
     An id of probability zero is left out unless it is listed. A row is whole if it lists all others, or if each of the
     others is zero as a float32, as rows travel: a tail would promise ids that never arrive.
 
-    With the model's logits (n, V) there are log-probabilities, and so many `likely` ids, in it, too. ValueError: a
-    distribution has no probability above 0.
+    With the model's logits (n, V) there are log-probabilities, and so many `likely` ids, in it, too.
     """
     count, size = probabilities.shape
     top, ids = probabilities.topk(min(head, size))
@@ -425,19 +426,18 @@ def row_table(
         found += [own.gather(-1, ids), own[rows, columns], *likeliest(own, likely)]
     shares, heads, tails, beside, values, *logged = yield found
     inside = shares > 0
-    extra = (beside > 0) | (values == 0)  # else it is in the head
+    extra = (beside > 0) | ~(values > 0)  # else it is in the head
     of = np.concatenate([np.nonzero(inside)[0], cells[extra] // size])
     order = np.argsort(of, kind="stable")
     bounds = np.searchsorted(of[order], np.arange(count + 1))
     entries = np.concatenate([heads[inside].astype(np.int64), cells[extra] % size])
-    weights = np.concatenate([shares[inside], values[extra]])
-    if not (np.bincount(of, weights, count) + tails > 0).all():
-        raise ValueError(NOT_FINITE)
-    table = RowTable(bounds, entries[order], weights[order], tails)
+    weights = np.nan_to_num(np.concatenate([shares[inside], values[extra]]))
+    possible = np.bincount(of, weights, count) + tails > 0
+    table = RowTable(bounds, entries[order], weights[order], np.where(possible, tails, 1.0), possible)
     if not logged:
         return table
     logs = np.concatenate([logged[0][inside], logged[1][extra]])[order]
-    return replace(table, log_probabilities=logs, likely=logged[2:])
+    return replace(table, log_probabilities=np.where(np.isnan(logs), -np.inf, logs), likely=logged[2:])
 
 
 def cut_rows(weights: Probabilities, columns: Ids) -> list[tuple[Ids, Probabilities]]:

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from crossdraft.engine.device import Fetching, sent
@@ -143,12 +144,7 @@ class SampleRequest(_OfNodes[Found[Sample]]):
         logged = own.gather(-1, drawn), *likeliest(own, self.likely)
         tokens, possible, values, *likely = yield drawn, *certain, *logged
         if not possible.all():
-            fault, firsts = nothing_left(logits), accumulate(sizes, initial=0)
-            wanted = [
-                first + node for first, one in zip(firsts, requests, strict=False) for node in range(one.required)
-            ]
-            if not (isinstance(fault, NothingLeftError) and possible[wanted].all()):
-                raise fault
+            _check_required(requests, possible, logits)
             values = np.where(possible, values, IMPOSSIBLE)
         table = SampleTable(tokens[:, 0].astype(np.int64), values[:, 0], likely)
         return _sliced(table.nodes, sizes)
@@ -178,6 +174,14 @@ def drawn_from(
     return first if places is None else places.gather(-1, first), [weights.gather(-1, first) > 0]
 
 
+def _check_required(requests: "Sequence[SampleRequest | RowRequest]", possible: NDArray[Any], logits: Tensor) -> None:
+    """Raises ValueError unless something can be drawn at all nodes where it must be, and logits are finite."""
+    fault, firsts = nothing_left(logits), accumulate((len(one.rows) for one in requests), initial=0)
+    wanted = [first + node for first, one in zip(firsts, requests, strict=False) for node in range(one.required)]
+    if not (isinstance(fault, NothingLeftError) and possible[wanted].all()):
+        raise fault
+
+
 @quick_dataclass(frozen=True, eq=False)
 class RowRequest(_OfNodes[Found[Row]]):
     """The row of each node."""
@@ -185,6 +189,7 @@ class RowRequest(_OfNodes[Found[Row]]):
     head: int  # as in `row_table`
     listed: Sequence[Ids] = ()  # as in `row_table`
     likely: int | None = None  # set: with log-probabilities, and so many most probable ids
+    required: int = 1  # as in `SampleRequest`; other rows may be all tail
 
     @property
     def kind(self) -> Hashable:
@@ -198,10 +203,9 @@ class RowRequest(_OfNodes[Found[Row]]):
         logits = logits_of([request.nodes for request in requests])
         found = distributions([request.nodes for request in requests], logits)
         own = None if self.likely is None else logits
-        try:
-            table = yield from row_table(found, self.head, listed, own, self.likely or 0)
-        except ValueError:
-            raise nothing_left(logits) from None
+        table = yield from row_table(found, self.head, listed, own, self.likely or 0)
+        if not table.possible.all():
+            _check_required(requests, table.possible, logits)
         return _sliced(table.nodes, sizes)
 
 
