@@ -9,6 +9,8 @@ from grpc import StatusCode
 
 from crossdraft.rpc import errors
 from crossdraft.rpc.errors import MEANINGS, ServiceError
+from crossdraft.rpc.links import TargetClient
+from tests.rpc.linked import OPEN, Heard, all_lost, raw_service
 
 
 def kinds(base: type[ServiceError]) -> list[type[ServiceError]]:
@@ -36,6 +38,17 @@ def test_an_error_that_is_sent_has_a_status_and_arrives_as_itself(kind):
 def test_a_bad_message_arrives_as_a_bad_request_and_texts_stay_below_the_limit_of_headers() -> None:
     assert errors.to_status(errors.BadMessage("text"))[0] is StatusCode.INVALID_ARGUMENT
     assert len(errors.to_status(errors.BadRequest("x" * 100_000))[1]) == errors.MAX_TEXT
+
+
+@pytest.mark.parametrize("letter", ["\n", "\u20ac", "\U0001f600", "\ud800"])
+async def test_a_long_text_of_any_letters_ends_a_link_and_not_its_connection(letter: str) -> None:
+    async with raw_service() as (raw, address), TargetClient(address) as client:
+        await client.describe()
+        heard = Heard()
+        client.begin(OPEN, heard)
+        stream, _ = await raw.frame()
+        stream.end(*errors.to_status(errors.NotServed(letter * 100_000)))
+        assert [type(error) for error in await all_lost([heard])] == [errors.NotServed]
 
 
 @pytest.mark.parametrize(

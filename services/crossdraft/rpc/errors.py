@@ -14,7 +14,8 @@ BROKEN_WRITE = "Internal error from Core"
 # How the text of a `Full` begins: its status is also gRPC's own for messages that are too large.
 FULL = "no room for another session: "
 REPLACED = "{} was replaced by another model while this output was being made; ask again"
-MAX_TEXT = 2000  # characters; a status text travels in HTTP/2 headers, which have a limit of 8 KiB
+# Bytes of a status text, each of which may take three in HTTP/2 headers; over 8 KiB of these end the connection.
+MAX_TEXT = 2000
 # What a client's gRPC says of a connection that fails in a handshake, and what it means. Only the first fits.
 HANDSHAKES: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "its certificate has expired: renew it there (crossdraft certs DIR --renew)"),
@@ -224,7 +225,8 @@ def _refused(details: str, service: str) -> ServiceError | None:
 
 def to_status(error: ServiceError) -> tuple[StatusCode, str]:
     kind = next(kind for kind in type(error).__mro__ if kind in CODES)
-    return CODES[kind], (FULL * (kind is Full) + str(error))[:MAX_TEXT]
+    text = FULL * (kind is Full) + str(error)
+    return CODES[kind], text.encode(errors="replace")[:MAX_TEXT].decode(errors="ignore")
 
 
 def to_trailer(error: ServiceError) -> tuple[tuple[str, str], ...]:
