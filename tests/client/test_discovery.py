@@ -10,6 +10,7 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+from grpc import ChannelConnectivity
 
 from crossdraft.client import GenerationRequest, Pipeline, RequestError, connect
 from crossdraft.client.api import addresses_of
@@ -323,6 +324,23 @@ async def test_a_prompt_is_written_in_the_ids_of_the_model_that_reads_it(target,
         monkeypatch.setattr(pipeline._tokenizing, "run", slow)
         prompts, _ = await pipeline.prepared(GenerationRequest(PROMPT))
         assert prompts.target == pipeline.models.tokenization.encode_prompt(PROMPT)
+
+
+async def test_who_gives_up_following_has_what_was_or_what_is_to_be() -> None:
+    """Wherever that was cancelled: no service stays in use that was left out, and each connection is closed at last."""
+    async with served(puppet()) as first, served(puppet()) as second:
+        for turns in range(8):
+            async with connect(first.address) as pipeline:
+                found = pipeline._connected
+                before = found._targets[first.address].client
+                following = asyncio.create_task(pipeline.follow(second.address))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                following.cancel()
+                await asyncio.wait([following])
+                assert [*found._targets] in ([first.address], [second.address])
+                assert (first.address in found.services.targets) == (first.address in found._targets)
+            assert before.channel.get_state() is ChannelConnectivity.SHUTDOWN
 
 
 async def test_services_come_and_go_while_sessions_run(target_model: RunningModel, drafter: DrafterClient) -> None:

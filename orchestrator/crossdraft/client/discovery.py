@@ -90,14 +90,14 @@ class Probe:
             self.tried = asyncio.get_running_loop().create_future()
             self._wanted.set()
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Ask and watch no more; the client's sessions go on."""
         self._task.cancel()
-        await asyncio.wait([self._task])
-        self._tried()  # which a task that had not begun did not say
+        self._tried()
 
     async def close(self) -> None:
-        await self.stop()
+        self.stop()
+        await asyncio.wait([self._task])
         await self.client.close()
 
     async def _meet(self) -> NoReturn:
@@ -245,31 +245,26 @@ class Discovery:
         return _fault_of(self._drafters)
 
     async def follow(self, targets: Collection[str], drafters: Collection[str]) -> None:
-        """Use these addresses from now on: probe new ones, and open no session at others."""
+        """Use these addresses from now on: probe new ones, and open no session at others. If this is cancelled, all
+        of it was done, or nothing."""
         roles = (
             ("targets", targets, self._targets, TargetClient, self._welcome_target),
             ("drafters", drafters, self._drafters, DrafterClient, self._welcome_drafter),
         )
         async with self._following:
-            for role, staying, members, _, _ in roles:
-                await self._part(self.services.of(role), members, staying)
             for role, staying, members, connected, welcome in roles:
+                roster = self.services.of(role)
+                for address in [address for address in members if address not in staying]:
+                    members[address].stop()
+                    roster.remove(address)
+                    self._parted.append((roster, address, members.pop(address)))
                 for address in [address for address in staying if address not in members]:
                     client = connected(address, self.patience, tls=self.shown)
                     parted = lambda *gone, role=role: self.services.of(role).remove(*gone)  # noqa: E731
                     members[address] = Probe(client, welcome, parted)
-
-    async def _part(self, roster: Roster[Any], members: Members, staying: Collection[str]) -> None:
-        """Remove all but `staying`; their clients are closed when their sessions have ended."""
-        for address in [address for address in members if address not in staying]:
-            member = members.pop(address)
-            await member.stop()
-            roster.remove(address)
-            self._parted.append((roster, address, member))
-        over = [one for one in self._parted if one[1] not in one[0]]
-        self._parted = [one for one in self._parted if one not in over]
-        for _, _, member in over:
-            await member.client.close()
+            for one in [one for one in self._parted if one[1] not in one[0]]:  # whose sessions have ended
+                await one[2].close()
+                self._parted.remove(one)
 
     async def close(self) -> None:
         self.closed = True
