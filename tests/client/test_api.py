@@ -27,7 +27,7 @@ from crossdraft.rpc.frames import DRAFTER, TARGET
 from crossdraft.rpc.server import Listening, Server, without_collections
 from crossdraft.session import session
 from crossdraft.session.assignment import Audit, Secrets
-from crossdraft.session.events import Emitted, Replied
+from crossdraft.session.events import Emitted, Reason, Replied
 from crossdraft.session.resolution import resolve
 from crossdraft.speculation.choice import Choice
 from crossdraft.target.service import TargetService
@@ -122,6 +122,24 @@ async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: client.P
             first.cancel()
         events = json.loads(file.read_text())["traceEvents"]
         assert sum(one["cat"] in KINDS for one in events if one["ph"] == "i") >= tokens
+
+
+async def test_who_is_cancelled_while_the_record_is_written_knows_how_the_output_has_ended(pipeline, tmp_path, monkeypatch):
+    loop, begun, whole = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def written(*_: object) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        whole.wait()
+
+    monkeypatch.setattr("crossdraft.client.api._write_trace", written)
+    generation = pipeline.generate(PROMPT, max_tokens=3, ignore_eos=True, record=tmp_path / "record")
+    reading = asyncio.create_task(ended(generation))
+    await begun.wait()
+    reading.cancel()
+    await asyncio.wait([reading])
+    whole.set()
+    assert [token async for token in generation] == []
+    assert (generation.reason, generation.statistics.tokens) == (Reason.LENGTH, 3)
 
 
 @pytest.mark.usefixtures("drafter_first")

@@ -188,8 +188,10 @@ class Generation(TokenStream):
                 await self._news.wait()
             elif not self._arrived:
                 self._over = True
-                await self._written()
-                self._end(self._task.result())
+                try:  # also if this is cancelled meanwhile: nobody is told again how it has ended
+                    self._end(self._task.result())
+                finally:
+                    await self._written()
             elif isinstance(arrived := self._arrived.popleft(), PromptScored):
                 for scored in arrived.tokens:
                     self.prompt_tokens.append(self._prompt_token(scored))
