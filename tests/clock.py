@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from crossdraft.engine.distributions import NothingLeftError
+from crossdraft.engine.sampling.distributions import NothingLeftError
 from crossdraft.session import events
 from crossdraft.session.session import Session
 from crossdraft.speculation.choice import Controller

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from crossdraft.engine.distributions import NothingLeftError
+from crossdraft.engine.sampling.distributions import NothingLeftError
 from crossdraft.session.events import Reply, Request
 from crossdraft.text.letters import FIRST_CONTROL, NOTHING, Letters, Side
 from crossdraft.text.pairs import Pair

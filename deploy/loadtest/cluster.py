@@ -42,7 +42,7 @@ def placed(configuration: dict[str, Any], nodes: dict[str, str]) -> dict[str, An
     model["drafters"] = model["drafters"][:1]
     for role, service in (("target", model["target"]), ("drafter", model["drafters"][0])):
         service["replicas"], service["resources"] = 1, on(service.get("resources", {}), nodes[role])
-    http = configuration["http"]
+    http = configuration.setdefault("http", {})
     http["replicas"], http["resources"] = 1, on(http.get("resources", {}), nodes["http"])
     return {**{name: part for name, part in configuration.items() if name != "grpc"}, "models": [model]}
 
@@ -99,7 +99,7 @@ def main() -> None:
         if found != {role: [node] for role, node in nodes.items()}:
             raise SystemExit(f"wanted are {nodes}, and there are {found}: leave out --keep, or wait")
         report = Path(folder) / "report.json"
-        url = f"http://{nodes['http']}:{configuration['http'].get('port', 8000)}"
+        url = f"http://{nodes['http']}:{configuration.get('http', {}).get('port', 8000)}"
         crossdraft("loadtest", "--url", url, "-k", "5", "--ignore-eos", "--json", str(report), *options)
         measured = json.loads(report.read_text())
     print(", ".join(f"{role} on {node}" for role, node in nodes.items()))

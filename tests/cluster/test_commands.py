@@ -43,6 +43,8 @@ def test_status_has_whole_addresses_and_all_figures_in_80_columns() -> None:
     written = console.file.getvalue().splitlines()
     assert max(map(len, written)) <= 80
     assert {address, "65534", "1234567", "76:00", "12", "34%"} <= set(" ".join(written).split())
+    ahead = commands.table_of(found, 970.0)  # the clock of the process's node is half a minute ahead
+    assert [*ahead.columns[4].cells] == ["0:00"]
 
 
 def test_status_names_nodes_that_are_set_up_where_something_is_missing(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The configuration of a cluster: what is taken, and what is said of faults."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,8 @@ FAULTS = (  # after the smallest configuration, and what is said
         "line 9: models.2.target.model",
     ),
 )
+# Nine levels of nine aliases: what is in them counts each time again.
+NESTED = f"a: &a [{'x, ' * 9}]\n" + "".join(f"{b}: &{b} [{f'*{a}, ' * 9}]\n" for a, b in pairwise("abcdefghi"))
 NONE_AT_ALL = (
     ("", "line 1: a configuration begins with `models:`"),
     ("- a\n", "line 1: a configuration begins with `models:`"),
@@ -132,6 +135,7 @@ NONE_AT_ALL = (
     ("models: [\n", "line 2: "),
     ("models:\n\t- name: x\n", "line 2: "),
     ("applications: [{args: }]\n", "line 1: a configuration begins with `models:`"),
+    (NESTED, "configuration: it has over 100000 values: leave out aliases"),
     ("models: &all [*all]\n", "configuration: it is nested too deeply, or contains itself"),
     ('models: "\x01"\n', "configuration: unacceptable character"),
     ("models: !!python/object:os.system {}\n", "line 1: could not determine a constructor"),

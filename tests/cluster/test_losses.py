@@ -11,8 +11,10 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from openai import APIError, AsyncOpenAI
+from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group_table
 
+from crossdraft.cluster import status
 from crossdraft.cluster.status import DIRECTORY, NAMESPACE, Role
 from tests.cluster.running import MODEL, PROMPT, RunningCluster, eventually, kill, ray, streams
 
@@ -89,6 +91,19 @@ async def test_without_its_directory_a_cluster_goes_on_and_all_of_it_is_known_ag
         ray.kill(ray.get_actor(DIRECTORY, NAMESPACE), no_restart=False)
     assert [one.text for one in heard] == undisturbed
     await eventually(lambda: cluster.entries() == before)
+
+
+@pytest.mark.full
+def test_who_asks_a_directory_that_is_silent_is_told_so_in_time(cluster: RunningCluster, monkeypatch) -> None:
+    monkeypatch.setattr(status, "ANSWER_SECONDS", 1.0)
+    id = ray.get_actor(DIRECTORY, NAMESPACE)._actor_id.hex()
+    process = ray._private.state.actors(id)["Pid"]
+    os.kill(process, signal.SIGSTOP)
+    try:
+        with pytest.raises(GetTimeoutError):
+            status.deployed()
+    finally:
+        os.kill(process, signal.SIGCONT)
 
 
 @pytest.mark.full

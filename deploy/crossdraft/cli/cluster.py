@@ -105,7 +105,7 @@ def table_of(found: "Deployed", now: float) -> Table:
     for name in COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name == "where" else "right")
     for entry in found.processes:
-        hours, minutes = divmod(int(now - entry.since) // 60, 60)
+        hours, minutes = divmod(max(0, int(now - entry.since)) // 60, 60)  # another node's clock may be ahead
         where = (entry.address or entry.node, entry.metrics.rpartition(":")[2], str(entry.process))
         figures = (f"{hours}:{minutes:02}", str(entry.sessions), f"{entry.busy:.0%}")
         table.add_row(f"{entry.model} {entry.what}".lstrip(), *where, *figures)

@@ -52,6 +52,7 @@ STRING, WHOLE_NUMBER, MERGE, TIME = (f"tag:yaml.org,2002:{kind}" for kind in ("s
 SERVED_AT = ("applications", 0, "args")  # of a file of Serve's
 SCALED = ("models.orchestrators", "models.target.replicas", "models.drafters.replicas")  # where a number is a Scale
 SETTINGS = "models.target.override_generation_config"
+MAX_VALUES = 100_000  # of a file, those of aliases each time again
 
 
 class Loader(yaml.SafeLoader):
@@ -85,7 +86,7 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     """
     try:
         root = _configured(Loader(text).get_single_node(), name)
-        for mapping, where in _mappings(root):
+        for mapping, where in _mappings(root, iter(range(MAX_VALUES))):
             _rename(mapping, where, name)
             _restate(mapping, where)
             _check_keys(mapping, where, name)
@@ -176,15 +177,17 @@ def _parts(annotation: object) -> Iterator[type[Part]]:
         yield from _parts(inner)
 
 
-def _mappings(node: Node | None, where: str = "") -> Iterator[tuple[MappingNode, str]]:
+def _mappings(node: Node, room: Iterator[int], where: str = "") -> Iterator[tuple[MappingNode, str]]:
     """All mappings, those within others first, and what the paths of their keys begin with: of one that another merges
-    the same as of that."""
+    the same as of that. Raises YAMLError: there is no `room` for so many values."""
+    if next(room, None) is None:
+        raise yaml.YAMLError(f"it has over {MAX_VALUES} values: leave out aliases of aliases")
     if isinstance(node, SequenceNode):
         for entry in node.value:
-            yield from _mappings(entry, where)
+            yield from _mappings(entry, room, where)
     if isinstance(node, MappingNode):
         for key, value in node.value:
-            yield from _mappings(value, where if key.tag == MERGE else f"{where}{key.value}.")
+            yield from _mappings(value, room, where if key.tag == MERGE else f"{where}{key.value}.")
         yield node, where
 
 

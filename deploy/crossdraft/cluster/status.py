@@ -25,6 +25,7 @@ DIRECTORY = "directory-2"  # an actor; where its methods change, another one, as
 APPLICATION = "crossdraft"  # of Serve
 RUNNING, STOPPING = "RUNNING", "STOPPING"  # states of replicas
 EXPIRY = 8.0  # seconds since a process was announced last
+ANSWER_SECONDS = 60.0  # for the directory, which may have to be started again, and asks Serve
 SETTLING = 3.0  # seconds after which a new directory has heard of all processes
 
 
@@ -148,7 +149,7 @@ def deployed() -> Deployed:
         directory: Any = ray.get_actor(DIRECTORY, NAMESPACE)
     except ValueError:  # it is not started yet, or has ended
         return deployed_with(())
-    found: Deployed = ray.get(directory.deployed.remote())
+    found: Deployed = ray.get(directory.deployed.remote(), timeout=ANSWER_SECONDS)
     return found
 
 
