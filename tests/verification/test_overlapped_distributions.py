@@ -31,7 +31,7 @@ from tests.clock import Stage, run_session
 from tests.conftest import FULL
 from tests.ports import assignment
 from tests.tables import LimitedTarget, ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
-from tests.verification.enumerating import distribution_of, few_or_full, full
+from tests.verification.enumerating import few_or_full, full
 from tests.verification.toys import (
     ALIKE,
     ENDING,
@@ -49,7 +49,6 @@ from tests.verification.toys import (
     as_ids,
     bias,
     error,
-    mean,
 )
 
 LETTERS = Toy("two letters", ("a", "b"), ("a", "b"))
@@ -210,21 +209,6 @@ def test_draft_trees(choices: tuple[Choice, ...], pattern: str) -> None:
     ):
         given = Overlapped(toy, SLEM, choices, Schedule(pattern, 0, losses), 3, 1, tree_budget=budget)
         assert error(given) < EXACT, given
-
-
-def test_a_pass_over_a_tree_goes_on_beyond_a_refusal() -> None:
-    """Else the test above would say nothing: with a chain a refusal is the last token of its pass."""
-    given = Overlapped(LETTERS, SLEM, (TREE,), Schedule("DT"), 4, 1)
-    chain = replace(given, choices=(replace(TREE, tree_nodes=0),))
-    assert mean(given, "passes") < mean(chain, "passes") - 0.5
-
-
-@pytest.mark.parametrize("method", [full(TLI), COUPLED, full(SLEM)], ids=lambda method: method.name)
-def test_prepared_continuations_are_adopted(method: Method) -> None:
-    """Else the test above would say nothing. A target that draws by itself does so until the drafter has come."""
-    length = 4 if method.samples else 3
-    given = Overlapped(LETTERS, method, (Choice(1, 1, branch_depth=1),), Schedule("DT"), length, 1)
-    assert distribution_of(lambda chooser: given.played(chooser).session.counts.branches_hit > 0)[True] > 0.05
 
 
 @named
@@ -457,7 +441,7 @@ def follow_the_draft(self: Session) -> list[Command]:
 )
 def test_a_session_that_is_broken_is_seen(given, part, name, broken, monkeypatch):
     """An epoch ends where a judged row is missing; a tree is followed where the target did not go; a branch is adopted
-    for what it hides."""
+    for what it hides. So passes do go on beyond refusals, and continuations are adopted: else it would not be seen."""
     assert error(given) < EXACT
     monkeypatch.setattr(part, name, broken)
     assert bias(given) > BIASED
