@@ -316,6 +316,7 @@ def test_limits_hold(arms: Arms, holds: Callable[[Choice], bool]) -> None:
     assert arms[0] == PLAIN
     assert len(arms) > 2
     assert all(map(holds, arms[1:]))
+    assert all((arm.patience > 0) == (arm.min_draft_tokens > 0) for arm in arms if arm.overlap and arm.drafts)
 
 
 def test_prepared_continuations_that_are_asked_for_are_in_overlapped_epochs() -> None:
@@ -493,3 +494,7 @@ def test_a_pass_is_learned_from_once_whichever_outputs_tell_of_it() -> None:
             seconds = (0.5 if turn == 8 else 0.01) + 1e-6 * number
             output.observe(PassSeen(seconds, sessions=16, fed=16), 0.01 * turn)
     assert shared.costs.target.seconds(16) == pytest.approx(0.01, rel=0.01)
+    shared, (output,) = begun()
+    shared.costs.target = Times()
+    output.observe(PassSeen(0.06, forwards=3, fed=1), 0.1)  # some tokens of a run
+    assert shared.costs.target.seconds(1) == pytest.approx(0.02)

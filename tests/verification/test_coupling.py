@@ -130,6 +130,12 @@ CONVERSATIONS: dict[str, tuple[Pair, list[Answer], list[int], list[object]]] = {
         [],
         ["draft_token", ROW, "draft_token", Emit(0, Kind.BONUS), "draft_token", Refused(2)],
     ),
+    "... also by its second token after them": (
+        pair_of(("aba", "c"), ("a", "b")),
+        [DraftToken(0, FIRST), FIRST, None, DraftToken(1, SECOND), DraftToken(1, SECOND)],
+        [],
+        ["draft_token", ROW, "draft_token", Emit(0, Kind.BONUS), *["draft_token"] * 2, Refused(2)],
+    ),
 }
 
 

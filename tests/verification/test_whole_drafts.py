@@ -20,7 +20,17 @@ from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLRS, TOKENTIMING
 from crossdraft.verification.prefixes import PieceDistribution
-from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Walk, WalkStep, undrafted
+from crossdraft.verification.walk import (
+    Emit,
+    Ground,
+    NeedDraftToken,
+    NeedPrefix,
+    NeedRow,
+    Refused,
+    Walk,
+    WalkStep,
+    undrafted,
+)
 from tests.tables import ToyDrafter, ToyTarget, greedy_tokens, pair_of
 from tests.verification.enumerating import EnumeratingChooser, Refusing, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, as_ids, bias, error, row_of
@@ -125,6 +135,21 @@ def test_draft_tokens_are_revealed_until_the_piece_is_certain(text: str, reveale
         step, asked = walk.send(DraftToken("ab".index(text[asked]))), asked + 1
     assert step.judging
     assert asked == revealed
+
+
+@pytest.mark.parametrize(("target", "drafted", "kind"), [("a", "z", Kind.CORRECTED), ("ab", "a", Kind.BONUS)])
+def test_a_draft_without_a_piece_is_refused_unless_its_text_is_only_the_beginning_of_one(target, drafted, kind) -> None:
+    steps = prefixes.walk(Ground(pair_of((target,), (drafted,)), EnumeratingChooser([]), drafted=1))
+    step, draft_tokens = next(steps), [DraftToken(0, Row.certain(0)), None]
+    while not isinstance(step, Emit):
+        match step:
+            case NeedDraftToken():
+                step = steps.send(draft_tokens.pop(0))
+            case NeedPrefix(strings):
+                step = steps.send(np.zeros(len(strings)))
+            case NeedRow():
+                step = steps.send(Row.certain(0))
+    assert step == Emit(0, kind)
 
 
 class Table:
@@ -344,6 +369,19 @@ def test_the_band_is_the_requests() -> None:
 )
 def test_proxies(target: Sequence[str], drafted: Sequence[tuple[str, float]], proxies: list[str], chances: list[float]):
     assert judged(target, drafted) == (proxies, chances)
+
+
+def test_a_proxy_is_refused_where_those_that_were_accepted_end() -> None:
+    pair = pair_of(("ab", "c", "d"), ("ab", "c"))
+    walking = walk(Ground(pair, EnumeratingChooser([]), 3, encode=greedy_tokens(pair.target)))
+    assert next(walking) == walking.send(DraftToken(0, Row.certain(0))) == NeedDraftToken()
+    assert walking.send(DraftToken(1, Row.certain(1))) == NeedDraftToken()
+    assert isinstance(walking.send(None), NeedRow)
+    assert walking.send(Row.certain(0)) == Emit(0, Kind.ACCEPTED)
+    assert isinstance(next(walking), NeedRow)
+    assert walking.send(row_of([1, 2], [1, 1])) == Emit(1, Kind.CORRECTED)
+    assert isinstance(next(walking), NeedRow)
+    assert walking.send(None) == Refused(5)
 
 
 # Total variation from autoregressive decoding, two tokens at temperature 1, K = 1, 2, 3. As printed a refusal draws
