@@ -6,7 +6,7 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is not ignored
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from crossdraft.cli.app import main
+from crossdraft.cli.app import main as main
 
 if __name__ == "__main__":
     main()
