@@ -291,6 +291,7 @@ def test_openmetrics_is_spoken_where_it_is_asked_for(front: str) -> None:
     assert text.endswith(b"# EOF\n")
     assert "# EOF" not in front
     assert "_created" not in front
+    assert Metrics().text('application/openmetrics-text; version="1.0.0"')[1].startswith("text/plain")
 
 
 def test_buckets_of_batches_hold_all_that_is_below_them(service: str) -> None:

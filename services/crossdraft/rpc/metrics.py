@@ -37,7 +37,10 @@ MODEL_TOTALS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
     """The text of all metrics, and its content type, for what the header `Accept` says."""
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except TypeError:  # it compares a version that is not made of numbers with one that is
+        encode, content_type = choose_encoder("")
     return encode(registry), content_type
 
 
