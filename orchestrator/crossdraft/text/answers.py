@@ -248,7 +248,8 @@ class Input:
 
 def _begun(text: str, mark: str) -> int:
     """How many characters at the end of a text may begin a mark."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1) if mark[:1] in text[1 - len(mark) :] else ()
+    return next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
 
 class AnswerParser:
