@@ -23,7 +23,7 @@ import yaml
 
 ROLES = ("http", "orchestrator", "target", "drafter")
 LABORATORY = Path(__file__).resolve().parents[2] / "lab"  # which a node's wheel has not
-COMMAND = (sys.executable, "-m", "crossdraft.cli")
+COMMAND = (sys.executable, "-m", "crossdraft")
 MUCH = 0.001  # of a node's own resource, which is 1
 FIGURES = (("TTFT", "first_token_ms"), ("TPOT", "per_token_ms"), ("client to front and back", "front_ms"))
 

@@ -20,7 +20,7 @@ from tests.services.conftest import drafter_folder, one_thread, target_folder, u
 from tests.serving.exposed import samples
 
 __all__ = ["drafter_folder", "nowhere", "one_thread", "taken", "target_folder", "unhurried"]
-COMMAND = [sys.executable, "-m", "crossdraft.cli"]
+COMMAND = [sys.executable, "-m", "crossdraft"]
 SCRIPT = """
 import sys
 {}

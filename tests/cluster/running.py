@@ -105,7 +105,7 @@ grace_seconds: 2
 
     def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Types `crossdraft WORDS`, with the cluster's address."""
-        line = [sys.executable, "-m", "crossdraft.cli", *words, "--address", self.address]
+        line = [sys.executable, "-m", "crossdraft", *words, "--address", self.address]
         return subprocess.run(line, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
 
     def file(self, text: str) -> str:

@@ -67,7 +67,7 @@ class Copying:
     def command(self) -> list[str]:
         """As it would be typed."""
         options = ("--grace-seconds", "0", "--until-stdin-ends", *self.more)
-        return [sys.executable, "-m", "crossdraft.cli", "serve", "ngram", *options]
+        return [sys.executable, "-m", "crossdraft", "serve", "ngram", *options]
 
 
 @asynccontextmanager

@@ -79,7 +79,7 @@ class Front:
         """As it would be typed."""
         waits = ("--target-wait-seconds", PATIENT, "--reply-wait-seconds", PATIENT, "--stalled-seconds", PATIENT)
         own = ("--model", "toy", "--port", "0", "--workers", str(WORKERS), "--until-stdin-ends", *waits, *self.options)
-        return [*logging_to(self.log), sys.executable, "-m", "crossdraft.cli", "serve", "http", *own]
+        return [*logging_to(self.log), sys.executable, "-m", "crossdraft", "serve", "http", *own]
 
 
 def logging_to(log: Path) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class Wanted:
         """As it would be typed. It ends with its standard input, also if this process is killed."""
         options = ["--model", self.model, *(("--threads", str(self.threads)) if self.threads else ())]
         options += ["--grace-seconds", "0", "--until-stdin-ends", *self.engine.arguments, *self.more]
-        return [*self.prefix, sys.executable, "-m", "crossdraft.cli", "serve", self.role, *options]
+        return [*self.prefix, sys.executable, "-m", "crossdraft", "serve", self.role, *options]
 
 
 def http_server(target: str, drafter: str = "", max_outputs: int = 0) -> Wanted:

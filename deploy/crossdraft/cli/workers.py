@@ -101,7 +101,7 @@ class Workers(Serving):
                 await asyncio.sleep(RESTART_SECONDS)
 
     async def _begun(self) -> Worker:
-        command = [sys.executable, "-m", "crossdraft.cli", *sys.argv[1:]]
+        command = [sys.executable, "-m", "crossdraft", *sys.argv[1:]]
         own = ["--worker-of", str(self.count), "--until-stdin-ends", *self._options]
         return Worker(await launched([*command, *own], env=os.environ | self.environment))
 
