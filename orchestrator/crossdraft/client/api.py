@@ -130,8 +130,7 @@ class Generation(TokenStream):
         self._shown = ShownText(assignment)
         self._prompt = LetterDecoder()
         self._opening = opening
-        self._arrived: deque[Sequence[Emitted] | PromptScored] = deque()  # each of one event
-        self._news = asyncio.Event()  # something has arrived, or nothing more will
+        self._queue: asyncio.Queue[Sequence[Emitted] | PromptScored | None] = asyncio.Queue()  # of one event
         self._task: asyncio.Task[Finished] | None = None
         self._over = False  # nothing more will come
         self.unrecorded = False  # whether the request names a file for its record that could not be written
@@ -182,33 +181,26 @@ class Generation(TokenStream):
             return ready
         if self._task is None and not self._over:
             self._task = self._begin()
-        while self._task is not None and not self._over:
-            if not self._arrived and not self._task.done():
-                self._news.clear()
-                await self._news.wait()
-            elif not self._arrived:
-                self._over = True
+        while isinstance(emitted := None if self._over else await self._queue.get(), PromptScored):
+            for scored in emitted.tokens:
+                self.prompt_tokens.append(self._prompt_token(scored))
+        if emitted is None:
+            self._queue.put_nowait(None)  # for whoever else waits
+            over, self._over = self._over, True
+            if not over and self._task is not None:
                 try:  # also if this is cancelled meanwhile: nobody is told again how it has ended
                     self._end(self._task.result())
                 finally:
                     await self._written()
-            elif isinstance(arrived := self._arrived.popleft(), PromptScored):
-                for scored in arrived.tokens:
-                    self.prompt_tokens.append(self._prompt_token(scored))
-            else:
-                return self._came(list(map(self._token, arrived)))
-        return []
+            return []
+        return self._came(list(map(self._token, emitted)))
 
     def _begin(self) -> asyncio.Task[Finished]:
-        task = asyncio.create_task(self._driver.run(self._take), context=self._context)
-        task.add_done_callback(lambda _: self._news.set())
+        task = asyncio.create_task(self._driver.run(self._queue.put_nowait), context=self._context)
+        task.add_done_callback(lambda _: self._queue.put_nowait(None))
         if self._assignment.request.prompt_logprobs is not None:
             self.prompt_tokens.append(self._prompt_token(Sample(self._assignment.open_target.prompt[0], math.nan)))
         return task
-
-    def _take(self, arrived: Sequence[Emitted] | PromptScored) -> None:
-        self._arrived.append(arrived)
-        self._news.set()
 
     async def _written(self) -> None:
         """Wait until what is to be recorded is on disk; log a warning if it cannot be written."""

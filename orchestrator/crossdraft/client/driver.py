@@ -351,6 +351,4 @@ class Driver:
             timer.cancel()
         for lane in self._lanes.values():
             lane.close()
-        # Lanes report to this driver, and it to its output: they would keep each other for the garbage collector.
-        self._lanes.clear()
-        del self._emit
+        self._lanes.clear()  # each reports to this driver: the two would keep each other for the garbage collector

@@ -164,8 +164,7 @@ class Session:
 
     def _passed(self, lane: events.Lane, done: PassDone) -> None:
         flight = self.target.returned(lane, done)
-        # The first forward of a run was counted when it was asked for.
-        more = done.forwards - (not flight.drawn) if flight.sent.run > 1 else 0
+        more = done.forwards - (not flight.drawn) if flight.sent.run > 1 else 0  # the first was counted before
         self.counts.add(target_seconds=done.seconds, passes=more)
         if flight.sent.number > 1 or flight.drawn:  # a lane's first forward reads the prompt as well
             self._observe(flight.seen(done))
@@ -361,8 +360,7 @@ class Session:
     # What is done after every event.
 
     def _go_on(self) -> list[events.Command]:
-        commands: list[events.Command] = []
-        before = self.output.text
+        commands, before = list[events.Command](), self.output.text
         if self._given.method.samples and self.epoch.contradicts(before):
             commands += self._next_epoch()  # the output does not depend on the draft: its end need not be revealed
         commands += self._walk()

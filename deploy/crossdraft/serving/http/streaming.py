@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -92,7 +91,6 @@ class EventStream(Response):
     ) -> None:
         self._events, self._fault, self._open = events, fault, False
         self._stalled_seconds = stalled_seconds
-        self._sending = math.inf  # since when an event is being sent, in seconds of the loop's clock; infinite: none is
         # Proxies must neither buffer events nor cache them.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -111,24 +109,10 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": self._fault(ENDS), "more_body": False})
 
     async def _send(self, send: Send) -> None:
-        self._open, clock = True, asyncio.get_running_loop().time
+        self._open = True
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with asyncio.timeout(None) as stalled:
-            self._look(stalled)
-            try:
-                async for event in self._events:
-                    self._sending = clock()
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-                    self._sending = math.inf
-            finally:
-                self._timer.cancel()
+        async for event in self._events:
+            async with asyncio.timeout(self._stalled_seconds):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         self._open = False
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _look(self, stalled: asyncio.Timeout) -> None:
-        """One timer for all events: it looks again when the event that is being sent now would be overdue."""
-        loop, seconds = asyncio.get_running_loop(), self._stalled_seconds
-        if (due := self._sending + seconds) <= (now := loop.time()):
-            stalled.reschedule(now)
-        else:
-            self._timer = loop.call_at(min(due, now + seconds), self._look, stalled)
