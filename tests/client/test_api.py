@@ -124,7 +124,7 @@ async def test_a_record_is_whole_whenever_the_generation_ends(pipeline: client.P
         assert sum(one["cat"] in KINDS for one in events if one["ph"] == "i") >= tokens
 
 
-async def test_who_is_cancelled_while_a_record_is_written_knows_how_the_output_ended(pipeline, tmp_path, monkeypatch):
+async def test_who_is_cancelled_while_a_record_is_written_knows_how_it_has_ended(pipeline, tmp_path, monkeypatch):
     loop, begun, whole = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
     def written(*_: object) -> None:

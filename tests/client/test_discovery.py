@@ -343,6 +343,23 @@ async def test_who_gives_up_following_has_what_was_or_what_is_to_be() -> None:
             assert before.channel.get_state() is ChannelConnectivity.SHUTDOWN
 
 
+async def test_who_does_not_wait_until_all_is_closed_leaves_nothing_open() -> None:
+    async with served(puppet()) as target, served(puppet(), DRAFTER) as drafter:
+        for turns in range(1, 12):
+            pipeline = connect(target.address, drafter.address, needs_drafter=True)
+            await pipeline.ready()
+            found = pipeline._connected
+            probes = [*found._targets.values(), *found._drafters.values()]
+            closing = asyncio.create_task(pipeline.__aexit__())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            closed = lambda one: one.client.channel.get_state() is ChannelConnectivity.SHUTDOWN  # noqa: E731
+            await until(lambda probes=probes, closed=closed: all(map(closed, probes)))
+            assert all(one._task.done() for one in probes)
+
+
 async def test_services_come_and_go_while_sessions_run(target_model: RunningModel, drafter: DrafterClient) -> None:
     """A session stays with a target that has left; the next one is opened with the one that came."""
     serving = served(Lasting(target_model)), served(Lasting(target_model))

@@ -352,6 +352,11 @@ class Pipeline:
         return found is not None and found.usable and (found.drafter_known.is_set() or not self._needs_drafter)
 
     async def __aexit__(self, *_: object) -> None:
+        """Close all connections; if this is cancelled that goes on by itself."""
+        self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         for generation in list(self._generations):
             await generation.aclose()
         await self._connected.close()
