@@ -61,7 +61,7 @@ def test_bytes_are_tokens_where_any_text_can_be_written_and_rank_behind_the_toke
 @pytest.mark.parametrize(
     ("controls", "stops", "complaint"),
     [
-        ([(999_999, "END_OF_SEQUENCE")], [], "id 999999 is not an id of a vocabulary of"),
+        ([(kind("gpt2").size, "END_OF_SEQUENCE")], [], "is not an id of a vocabulary of"),
         ([], [-1], "id -1 is not an id"),
         ([(0, "END")], [], "unknown role 'END'; the roles are END_OF_SEQUENCE"),
     ],
