@@ -31,7 +31,8 @@ def inspect(target: str, drafter: str, sample: Path | None, longest: int | None,
     console = PlainConsole(highlight=False)
     console.print(f"target {escape(target)}, drafter {escape(drafter)}")
     console.print(_summary(report))
-    console.print(_checks(report))
+    checks = ((check.name, _yes_or_no(check.same), escape(check.detail)) for check in report.checks)
+    console.print(_table(("same", "", "first difference"), checks))
     console.print(_lengths(report))
     if plot:
         console.print(_chart(report))
@@ -92,11 +93,6 @@ def _summary(report: CompatibilityReport) -> Table:
         ("the same, mean; largest", f"{_powers(forwards.log10_of_mean)}; {_powers(forwards.log10_of_largest)}"),
     ]
     return _table((), rows)
-
-
-def _checks(report: CompatibilityReport) -> Table:
-    checks = ((check.name, _yes_or_no(check.same), escape(check.detail)) for check in report.checks)
-    return _table(("same", "", "first difference"), checks)
 
 
 def _lengths(report: CompatibilityReport) -> Table:

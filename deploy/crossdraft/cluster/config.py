@@ -87,8 +87,7 @@ def parse(text: str, name: str = "configuration", folder: Path | None = None) ->
     try:
         root = _configured(Loader(text).get_single_node(), name)
         for mapping, where in _mappings(root, iter(range(MAX_VALUES))):
-            _rename(mapping, where, name)
-            _restate(mapping, where)
+            _restate(mapping, where, name)
             _check_keys(mapping, where, name)
         values = _json(root)
     except yaml.MarkedYAMLError as error:
@@ -191,20 +190,14 @@ def _mappings(node: Node, room: Iterator[int], where: str = "") -> Iterator[tupl
         yield node, where
 
 
-def _rename(mapping: MappingNode, where: str, file: str) -> None:
-    """Gives keys of older files their names of now, with a warning for each."""
-    for key, _ in mapping.value:
-        if new := OLD.get(f"{where}{key.value}"):
-            log.warning("%s, line %d: %s%s is called %s now", file, key.start_mark.line + 1, where, key.value, new)
-            key.value = new
-
-
-def _restate(mapping: MappingNode, where: str) -> None:
-    """Groups of older files become keys beside each other, settings a text, as the command line has them, and a number
-    of replicas that may be a range both their least and their most."""
+def _restate(mapping: MappingNode, where: str, file: str) -> None:
+    """Gives keys of older files their names of now, with a warning for each; groups of theirs become keys beside each
+    other, settings a text, as the command line has them, and a number of replicas both the least and the most."""
     pairs: list[tuple[Node, Node]] = []
     for key, value in mapping.value:
-        path = f"{where}{key.value}"
+        if new := OLD.get(path := f"{where}{key.value}"):
+            log.warning("%s, line %d: %s is called %s now", file, key.start_mark.line + 1, path, new)
+            key.value = new
         if path == SETTINGS and isinstance(value, MappingNode):
             value = ScalarNode(STRING, _json(value), value.start_mark, value.end_mark)
         if path in SCALED and value.tag == WHOLE_NUMBER and not value.value.startswith(("0", "-")):

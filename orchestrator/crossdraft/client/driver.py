@@ -294,7 +294,11 @@ class Driver:
             elif isinstance(command, events.SetTimer):
                 self._set_timer(command)
             elif isinstance(command, events.Open):
-                self._open(command)
+                target = isinstance(command.request, OpenTarget)
+                roster: Roster[Any] = self._services.targets if target else self._services.drafters
+                lane = ServiceLane(command, roster, self._report, self._take, self._context)
+                self._lanes[command.lane] = lane
+                self._measured.append(lane.watch)
             elif isinstance(command, events.Close):
                 self._lanes[command.lane].close(command.blame)
             elif isinstance(command, PromptScored):
@@ -306,12 +310,6 @@ class Driver:
             self._emit(emitted)
         if finished is not None and self._finished is not None:
             self._finished.set_result(finished)
-
-    def _open(self, command: events.Open) -> None:
-        target = isinstance(command.request, OpenTarget)
-        roster: Roster[Any] = self._services.targets if target else self._services.drafters
-        lane = self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
-        self._measured.append(lane.watch)
 
     def _take(self, lane: ServiceLane) -> str:
         """The address where a lane is opened; raises the role's latest ServiceError if none is left."""

@@ -322,10 +322,8 @@ class OutputController(Controller):
 
     def wants_drafter(self, now: float) -> bool:
         """Whether its next choice may be to draft, as all others do."""
-        target = self.target
-        if target.costs.target.known and not target.selection.current.drafts:
-            return False
-        return self._there and not (self._alone or self._aside)
+        wanted = self.target.selection.current.drafts or not self.target.costs.target.known
+        return wanted and self._there and not (self._alone or self._aside)
 
     def choose(self, now: float) -> Choice:
         choice = self.review(now)

@@ -37,7 +37,6 @@ from crossdraft.types.statistics import Kind
 from crossdraft.verification.walk import (
     Emit,
     Ground,
-    Steps,
     Walk,
     draft_token_letters,
     draw_residual,
@@ -103,7 +102,9 @@ def edit_distance(one: str, other: str) -> int:
 
 def walk(ground: Ground) -> Walk:
     """Accept proxy after proxy; the first one refused is replaced by a draw from p and ends the epoch."""
-    draft_tokens = yield from _whole_draft()
+    draft_tokens: list[DraftToken] = []
+    while (draft_token := (yield from next_draft_token())) is not None:
+        draft_tokens.append(draft_token)
     offset = ground.offset
     for token, chance in _proxies(ground, draft_tokens):
         row = yield from target_row(listed=np.array([token]), judging=True)
@@ -116,25 +117,14 @@ def walk(ground: Ground) -> Walk:
     yield from undrafted(ground.chooser)
 
 
-def _whole_draft() -> Steps[list[DraftToken]]:
-    draft_tokens: list[DraftToken] = []
-    while (draft_token := (yield from next_draft_token())) is not None:
-        draft_tokens.append(draft_token)
-    return draft_tokens
-
-
 def _proxies(ground: Ground, draft_tokens: Sequence[DraftToken]) -> list[tuple[int, float]]:
     """The draft's text in target tokens, each with its q."""
     tokens = [draft_token_letters(ground.pair, draft_token) for draft_token in draft_tokens]
     proxies = encode_beginning(ground.encode, Letters("".join(tokens)))
     letters = [ground.pair.target.letters[token] for token in proxies]
     chances = [row_of(draft_token).probability(draft_token.token) for draft_token in draft_tokens]
-    aligned = align(_beginning(tokens, sum(map(len, letters))), letters, ground.band)
+    size, starts = sum(map(len, letters)), accumulate(map(len, tokens), initial=0)
+    begun = [token for token, start in zip(tokens, starts, strict=False) if start < size]  # within these
+    aligned = align(begun, letters, ground.band)
     q = {there: chances[here] for here, there in aligned}  # of several draft tokens the last counts
     return [(token, q[place]) for place, token in enumerate(proxies)]
-
-
-def _beginning(tokens: Sequence[Letters], letters: int) -> list[Letters]:
-    """The tokens that begin within the first `letters` letters."""
-    starts = accumulate(map(len, tokens), initial=0)
-    return [token for token, start in zip(tokens, starts, strict=False) if start < letters]

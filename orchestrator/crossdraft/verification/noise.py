@@ -50,7 +50,9 @@ class KeyedNoise:
         """
         if len(letters) != len(ranks):
             raise ValueError(f"{len(letters)} strings of letters but {len(ranks)} ranks")
-        digests = b"".join(_digest(string, rank) for string, rank in zip(letters, ranks, strict=True))
+        # 8 bytes of each token. The rank comes first, with a fixed length: no two tokens hash the same bytes.
+        hashed = (rank.to_bytes(4, "little") + string.encode() for string, rank in zip(letters, ranks, strict=True))
+        digests = b"".join(blake2b(token, digest_size=8).digest() for token in hashed)
         self.hashes: Words = np.frombuffer(digests, dtype="<i8").astype(np.int64)  # of each id
 
     @classmethod
@@ -175,11 +177,6 @@ def _mix_into(words: Unsigned, scratch: Unsigned) -> None:
         np.bitwise_xor(words, scratch, out=words)
         if factor != 1:
             np.multiply(words, np.uint64(factor), out=words)
-
-
-def _digest(letters: Letters, rank: int) -> bytes:
-    """The hash of a token, 8 bytes. The rank comes first, with a fixed length: no two tokens hash the same bytes."""
-    return blake2b(rank.to_bytes(4, "little") + letters.encode(), digest_size=8).digest()
 
 
 def _mix(word: int) -> int:

@@ -1,6 +1,6 @@
 """Which rows a pass fetches: guesses at the tokens that the walk will emit. They affect cost, never the output."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -94,7 +94,11 @@ class Planner:
     def _listed(self, tree: TokenTree, starts: dict[int, DraftToken]) -> tuple[Ids, ...]:
         if self.method.samples:
             return ()
-        return self._next_tokens(tree) if self.method.whole_draft else tuple(self._supports(tree, starts))
+        if self.method.whole_draft:
+            return self._next_tokens(tree)
+        # At the root and at each node those that the row of the draft token beginning there can stand for.
+        supports = {place: target_support(self.pair, draft_token) for place, draft_token in starts.items()}
+        return tuple([supports.get(end, NO_IDS) for end in tree.ends(self.pair.target.letters)])
 
     def _layout(self, draft_tokens: Sequence[DraftToken], skip: int) -> tuple[dict[int, DraftToken], Letters]:
         """The draft tokens from the frontier on, by where they begin after it, and the draft's text from it on."""
@@ -129,8 +133,3 @@ class Planner:
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             found[1 + parent].update(vocabulary.ids_of(vocabulary.letters[token]))
         return tuple(np.array(sorted(ids), dtype=np.int64) for ids in found)
-
-    def _supports(self, tree: TokenTree, starts: dict[int, DraftToken]) -> Iterator[Ids]:
-        """At the root and at each node the target ids that the row of the draft token beginning there can stand for."""
-        supports = {place: target_support(self.pair, draft_token) for place, draft_token in starts.items()}
-        return (supports.get(end, NO_IDS) for end in tree.ends(self.pair.target.letters))

@@ -30,7 +30,7 @@ from crossdraft.engine.kv_cache_manager import BLOCK
 from crossdraft.engine.loader import stored
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.sequential_engine import engine_of
-from crossdraft.types.trees import TokenTree, tree_of
+from crossdraft.types.trees import tree_of
 
 SHORT = BLOCK + 8  # tokens of a text of which a prefix can be reused
 LONGEST = 1024  # tokens of the last text, at most: the model's own forward needs memory for the square of it
@@ -96,7 +96,7 @@ class Conformance:
 def cases_of(vocabulary: int, context: int, longest_window: int) -> list[Case]:
     """The cases for a model of so many ids and so long a context, with windows up to so many tokens."""
     text = tuple((5 * place + place // 7) % (vocabulary - 1) + 1 for place in range(LONGEST + SHORT))
-    short, tree = text[:SHORT], _branches(text)
+    short, tree = text[:SHORT], tree_of([text[60:66], (*text[60:62], *text[80:83]), text[90:93]], 24)  # one forks again
     chain = tree_of([text[50:58]], len(tree))
     emitted = (*short, *text[60:62], *text[80:82])  # nodes that are not the first, which move
     long = text[: min(context - len(tree), max(2 * SHORT, WINDOWS * longest_window + SHORT), LONGEST)]
@@ -115,11 +115,6 @@ def cases_of(vocabulary: int, context: int, longest_window: int) -> list[Case]:
             f"a text of {len(long)} tokens", ((ask("l", long),), (ask("l", long, tree),), (ask("l", long[:-9], chain),))
         ),
     ]
-
-
-def _branches(text: Ids) -> TokenTree:
-    """Two branches, of which one forks again."""
-    return tree_of([text[60:66], (*text[60:62], *text[80:83]), text[90:93]], 24)
 
 
 def conformance(model: PreTrainedModel, max_length: int | None = None) -> Conformance:

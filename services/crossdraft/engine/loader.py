@@ -131,7 +131,8 @@ def load_model(options: LoadOptions) -> LoadedModel:
     model.name_or_path = name  # as log lines call it
     move_attributes(model, embedding_weight(model).device)
     # Before adapter and quantization are applied, whose results differ in their last bits from device to device.
-    weights = [sampled(model.state_dict()), _setting(model), quantization]
+    setting = re.sub(rf'"({"|".join(RUNTIME)})": [^\n]*\n', "", model.config.to_json_string())  # not how it was loaded
+    weights = [sampled(model.state_dict()), setting, quantization]
     if adapter is not None:
         name, folder = adapter
         model = merged(model, folder)
@@ -214,11 +215,6 @@ def stored(tensor: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
                 yield from stored(inner, f"{name}.{part}")
     elif isinstance(tensor, Tensor):
         yield name, tensor
-
-
-def _setting(model: PreTrainedModel) -> str:
-    """The configuration, but for how it was loaded."""
-    return re.sub(rf'"({"|".join(RUNTIME)})": [^\n]*\n', "", model.config.to_json_string())
 
 
 def _source(name: str) -> str:

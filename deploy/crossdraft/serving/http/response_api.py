@@ -162,7 +162,8 @@ class ResponsesBody(create_model("_Shared", __base__=Body, **_shared)):  # type:
             said.append({"role": "system", "content": self.instructions})
         items = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         for item in items:
-            text = _text(item.output if item.type == "function_call_output" else item.content)
+            content = item.output if item.type == "function_call_output" else item.content
+            text = content or "" if isinstance(content, str | None) else "".join(part.text for part in content)
             if item.type == "function_call_output":
                 said.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
             elif item.type == "message" and item.role != "assistant":
@@ -187,10 +188,6 @@ def _assistant(said: list[dict[str, Any]], *without: str) -> dict[str, Any]:
     if not said or said[-1]["role"] != "assistant" or any(said[-1].get(name) for name in without):
         said.append({"role": "assistant"})
     return said[-1]
-
-
-def _text(content: Content | None) -> str:
-    return content or "" if isinstance(content, str | None) else "".join(part.text for part in content)
 
 
 class ResponseWriter(Writer):

@@ -188,7 +188,10 @@ class Format(Writer, Generic[BodyT]):
 
     def events(self, index: int, item: OutputItem) -> Iterable[bytes]:
         if isinstance(item, TraceSpans):
-            self._spans[index] += map(_without_address, item.spans)
+            self._spans[index] += [
+                replace(span, label=without_addresses(span.label)) if span.what is Step.LOST else span
+                for span in item.spans
+            ]
             return
         output = self._outputs[index]
         output.hear(item)
@@ -359,10 +362,6 @@ class ChatFormat(Format[ChatBody]):
                 for token in tokens
             ]
         }
-
-
-def _without_address(span: Span) -> Span:
-    return replace(span, label=without_addresses(span.label)) if span.what is Step.LOST else span
 
 
 def event_of(value: Json | BaseModel) -> bytes:
