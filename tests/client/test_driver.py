@@ -8,22 +8,8 @@ import pytest
 from crossdraft.client.driver import Driver
 from crossdraft.client.roster import Services
 from crossdraft.rpc.errors import BadRequest, Internal, ServiceError, Unreachable
-from crossdraft.session.events import (
-    Close,
-    Command,
-    Event,
-    Expired,
-    Finished,
-    IllegalEventError,
-    Lost,
-    Open,
-    Ready,
-    Reason,
-    Replied,
-    Send,
-    SetTimer,
-    Timer,
-)
+from crossdraft.session import events
+from crossdraft.session.events import Close, Command, Event, Expired, Finished, Lost, Open, Ready, Replied, Send, Timer
 from crossdraft.text.letters import NOTHING
 from crossdraft.types.messages import Draft, Pass, PassDone
 from crossdraft.types.statistics import Counts
@@ -33,7 +19,7 @@ from tests.ports import MemoryDrafter, MemoryTarget, assignment, services_of
 GIVEN = assignment()
 PASS = Pass(1, (), TokenTree((), ()))
 DRAFT = Draft(1, 0, NOTHING, 3)
-DONE = Finished(Reason.LENGTH, Counts())
+DONE = Finished(events.Reason.LENGTH, Counts())
 ScriptedStep = tuple[object, list[Command]]  # an event, as far as it is compared, and what follows
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])  # whose timers differ
 STALL, TARGET = (Timer.STALL, 1, 0.0), (Timer.TARGET, 1, 0.0)
@@ -55,7 +41,7 @@ class Scripted:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         if isinstance(event, Replied) and isinstance(event.reply, self._illegal or ()):
-            raise IllegalEventError("not asked for")
+            raise events.IllegalEventError("not asked for")
         self.seen.append((event, now))
         for place, (expected, commands) in enumerate(self._steps):
             if expected in (event, type(event), (type(event), getattr(event, "lane", None))):
@@ -162,7 +148,7 @@ async def test_an_answer_that_nobody_asked_for_costs_the_service_its_lane_and_it
     ],
 )
 async def test_a_newer_timer_of_a_kind_replaces_the_older_one_and_expires(timers, expired):
-    session = Scripted([SetTimer(*one) for one in timers], (Expired(Timer.TARGET, 2), [DONE]))
+    session = Scripted([events.SetTimer(*one) for one in timers], (Expired(Timer.TARGET, 2), [DONE]))
     await run(session, services_of(MemoryTarget()))
     assert session.events == [Expired(Timer.STALL, expired), Expired(Timer.TARGET, 2)]
 

@@ -19,19 +19,8 @@ from crossdraft.rpc.generation import Committed, Generate
 from crossdraft.session.models import with_defaults
 from crossdraft.session.resolution import NODES_BESIDE_THE_DRAFT
 from crossdraft.text.letters import Letters
-from crossdraft.types.messages import (
-    MOST_DRAFT_TOKENS,
-    Branch,
-    Description,
-    Draft,
-    Drafted,
-    OpenTarget,
-    Pass,
-    PassDone,
-    Sample,
-    SamplingDefaults,
-    SamplingOptions,
-)
+from crossdraft.types import messages
+from crossdraft.types.messages import Branch, Draft, Drafted, OpenTarget, Pass, PassDone, Sample, SamplingOptions
 from crossdraft.types.output import Token
 from crossdraft.types.request import MOST_PATHS, WIDEST, Chat, GenerationRequest, Message, Overlap
 from crossdraft.types.rows import DraftToken, Row, Whose
@@ -76,7 +65,7 @@ branch = partial(dict, number=1, letters=b"a", tokens=[1])
 
 def test_what_is_unset_is_the_default_and_of_what_an_older_peer_does_not_know_nothing_is_wanted():
     assert one_of(TARGET.requests.decode, opening()) == OpenTarget((1,), SamplingOptions(), None)
-    draft = Draft(0, 0, Letters("a"), 5, MOST_DRAFT_TOKENS, branch_depth=0, branch_width=1, adopt=0)
+    draft = Draft(0, 0, Letters("a"), 5, messages.MOST_DRAFT_TOKENS, branch_depth=0, branch_width=1, adopt=0)
     assert one_of(DRAFTER.requests.decode, drafting(count=5)) == draft
     assert not generation.decode_request(generation_pb2.GenerateRequest(text="x")).together
     asked = one_of(DRAFTER.requests.decode, opening_drafter())
@@ -87,8 +76,8 @@ def test_what_is_unset_is_the_default_and_of_what_an_older_peer_does_not_know_no
 
 
 def test_a_targets_own_settings_survive_and_those_that_cannot_be_are_refused():
-    for own in (SamplingDefaults(), SamplingDefaults(0.0, 0, 0.5, 0.0, 1.1, 7, 9)):
-        about = Description("m", "{}", (), (), SIZE, 4, "f", defaults=own)
+    for own in (messages.SamplingDefaults(), messages.SamplingDefaults(0.0, 0, 0.5, 0.0, 1.1, 7, 9)):
+        about = messages.Description("m", "{}", (), (), SIZE, 4, "f", defaults=own)
         assert codec.decode_description(codec.encode_description(about)).defaults == own
     message = codec.encode_description(about)
     message.defaults.top_p = 2
@@ -182,7 +171,7 @@ def test_what_is_no_distribution_is_not_sent(bad):
 
 
 def test_the_bounds_leave_room_for_what_an_orchestrator_asks() -> None:
-    assert codec.MAX_NODES >= MOST_PATHS * MOST_DRAFT_TOKENS + NODES_BESIDE_THE_DRAFT
+    assert codec.MAX_NODES >= MOST_PATHS * messages.MOST_DRAFT_TOKENS + NODES_BESIDE_THE_DRAFT
     assert frames.MAX_HEAD >= WIDEST
     assert frames.MAX_ROW_WIDTH >= WIDEST
     assert frames.MAX_STRINGS >= MAX_ASKED
@@ -418,9 +407,9 @@ BRANCHES_HALF = {"branches": [branch()] * (frames.MAX_BRANCHES // 2)}
 )
 def test_what_messages_have_together_has_a_limit_below_that_of_each(decode, frame, part, complaint):
     def decoded(count: int) -> list[object]:
-        messages = [{"session": session} | part for session in range(1, count + 1)]
+        sent = [{"session": session} | part for session in range(1, count + 1)]
         kind = "requests" if frame is target_pb2.VerifyRequests else "replies"
-        return list(decode(frame(**{kind: messages}).SerializeToString(), SIZE))
+        return list(decode(frame(**{kind: sent}).SerializeToString(), SIZE))
 
     assert len(decoded(1)) == 1
     with pytest.raises(BadMessage, match=complaint):
@@ -493,7 +482,7 @@ def test_requests(asked: Generate) -> None:
 
 def test_what_is_left_out_is_told_from_what_is_the_default() -> None:
     usual = SamplingOptions(1.0, 0, 1.0, 0.0, 1.0)
-    own = SamplingDefaults(0.5, 20, 0.8, 0.1, 1.05, 700)
+    own = messages.SamplingDefaults(0.5, 20, 0.8, 0.1, 1.05, 700)
     named, filled = SamplingOptions(top_p=1.0, presence_penalty=1.0), SamplingOptions(0.5, 20, 0.8, 0.1, 1.05)
     for options, tokens, due in (
         ({"options": usual, "max_tokens": 128}, 128, usual),

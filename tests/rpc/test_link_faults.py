@@ -31,19 +31,7 @@ from crossdraft.types.rows import Row
 from crossdraft.v1 import target_pb2
 from tests.rpc import linked
 from tests.rpc.clock import HANGS, Clock
-from tests.rpc.linked import (
-    OPEN,
-    ROW,
-    SMALL_WINDOW,
-    Heard,
-    PuppetService,
-    PuppetSession,
-    RawLink,
-    all_lost,
-    answered,
-    one_pass,
-    raw_service,
-)
+from tests.rpc.linked import OPEN, ROW, Heard, PuppetService, PuppetSession, RawLink, all_lost, answered, one_pass
 from tests.rpc.sessions import TargetClient
 
 pytestmark = pytest.mark.usefixtures("carried")
@@ -395,7 +383,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_leaves_no_traceback(s
     async with serving(service) as server, RawLink(server.address) as good:
         await opened(good, 1)
         for number in range(1, 21):
-            async with RawLink(server.address, options=SMALL_WINDOW) as link:
+            async with RawLink(server.address, options=linked.SMALL_WINDOW) as link:
                 if what == "description":
                     call = link._channel.unary_unary("/crossdraft.v1.Target/Describe", bytes, bytes)
                     describing = asyncio.ensure_future(call(b""))
@@ -468,7 +456,7 @@ async def test_a_client_that_never_reads_takes_bounded_memory(service, few_waiti
     async with (
         serving(service, MessageLimit(1), max_sessions=100) as server,
         RawLink(server.address) as good,
-        RawLink(server.address, options=SMALL_WINDOW) as stuck,
+        RawLink(server.address, options=linked.SMALL_WINDOW) as stuck,
     ):
         await opened(good, 1)
         begun = good.frame(*((number, OPEN) for number in range(1, 200)))
@@ -540,7 +528,7 @@ async def test_a_peer_has_as_many_links_as_it_may_have_sessions(service, monkeyp
 @asynccontextmanager
 async def a_client(count: int, **patience: float) -> AsyncIterator[Any]:
     """A service that does as it is told, its client, and so many open sessions: their link, listeners and ends."""
-    async with raw_service() as (service, address), TargetClient(address, Patience(**patience)) as client:
+    async with linked.raw_service() as (service, address), TargetClient(address, Patience(**patience)) as client:
         await client.describe()
         yield service, client, *await begun(service, client, count)
 

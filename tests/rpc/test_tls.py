@@ -12,16 +12,10 @@ from weakref import ref
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    KeySerializationEncryption,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, KeySerializationEncryption
 from prometheus_client import CollectorRegistry
 
 from crossdraft.rpc.errors import NotAllowed, ServiceError, Unreachable
@@ -199,8 +193,8 @@ def test_a_key_of_another_user(cluster):
 
 
 def with_key(files: TlsFiles, encryption: KeySerializationEncryption, key: PrivateKeyTypes | None = None) -> TlsFiles:
-    key = key or load_pem_private_key(files.key.read_bytes(), None)
-    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    key = key or serialization.load_pem_private_key(files.key.read_bytes(), None)
+    files.key.write_bytes(key.private_bytes(Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption))
     return files
 
 
@@ -228,7 +222,7 @@ FOREIGN = Ed25519PrivateKey.generate()  # of a kind that gRPC could not use
             lambda ca: with_key(ca.files("a"), BestAvailableEncryption(b"x")),
             "is encrypted: write it without a passphrase",
         ),
-        (lambda ca: with_key(ca.files("a"), NoEncryption(), FOREIGN), "use one of P-256 or RSA"),
+        (lambda ca: with_key(ca.files("a"), serialization.NoEncryption(), FOREIGN), "use one of P-256 or RSA"),
     ],
     ids=["another key", "expired", "not yet valid", "of an expired CA", "of no CA", "encrypted", "not for gRPC"],
 )

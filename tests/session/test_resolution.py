@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossdraft.client.api import Pipeline
+from crossdraft.client import Chat, GenerationRequest, Message, Pipeline, RequestError
 from crossdraft.config.fields import typed
 from crossdraft.session import models as known
 from crossdraft.session.assignment import Secrets
@@ -21,18 +21,7 @@ from crossdraft.text.chat_template import ChatTemplate, ChatTemplateError
 from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.types.messages import MODEL_SETTINGS, Description, OpenTarget, SamplingDefaults, SamplingOptions
-from crossdraft.types.request import (
-    KINDS,
-    Chat,
-    GenerationRequest,
-    Message,
-    Overlap,
-    Prompt,
-    PromptTooLongError,
-    RequestError,
-    plain,
-    rendered,
-)
+from crossdraft.types.request import KINDS, Overlap, Prompt, PromptTooLongError, plain, rendered
 from crossdraft.verification.methods import METHODS, method_named
 from tests.text.kinds import PANICS, kind
 

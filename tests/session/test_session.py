@@ -14,17 +14,8 @@ from crossdraft.session import events
 from crossdraft.session.epoch import Epoch, Verdict
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
-from crossdraft.speculation.choice import (
-    LONG_RUN,
-    PLAIN,
-    Choice,
-    Controller,
-    Fixed,
-    Lifecycle,
-    PassSeen,
-    arms_for,
-    lock_step,
-)
+from crossdraft.speculation import choice
+from crossdraft.speculation.choice import LONG_RUN, PLAIN, Choice, Controller, Fixed, Lifecycle, PassSeen, lock_step
 from crossdraft.speculation.controller import TargetController
 from crossdraft.text.letters import Letters
 from crossdraft.types import messages
@@ -90,7 +81,7 @@ def test_a_drafter_lost_while_opening_is_not_waited_for() -> None:
     [
         (lock_step(3), "nothing rhymes"),
         (Fixed(Choice(4, 2)), "nothing rhymes"),
-        (TargetController().output(("slem", 1.0, None), arms_for()), "nothing rhymes"),
+        (TargetController().output(("slem", 1.0, None), choice.arms_for()), "nothing rhymes"),
         (Fixed(PLAIN), "plain decoding: no draft token raises the speed"),
     ],
     ids=["lock-step", "overlapped", "auto", "plain"],

@@ -6,47 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from crossdraft.session import events
 from crossdraft.session.drafter_side import Branches
 from crossdraft.session.epoch import Epoch
-from crossdraft.session.events import (
-    Command,
-    Expired,
-    IllegalEventError,
-    Lost,
-    Open,
-    Ready,
-    Reason,
-    Replied,
-    SetTimer,
-    Timer,
-)
+from crossdraft.session.events import Command, Expired, IllegalEventError, Lost, Open, Ready, Reason, Replied, Timer
 from crossdraft.session.ledger import Ledger
 from crossdraft.session.rules import State
 from crossdraft.session.session import Session
 from crossdraft.session.target_side import Answers, Flight
 from crossdraft.speculation.choice import PLAIN, Choice, DraftSeen, Judged, Lifecycle, PassSeen
 from crossdraft.text.letters import NOTHING, Letters
-from crossdraft.types.messages import (
-    Advance,
-    Branch,
-    Draft,
-    Drafted,
-    FetchRow,
-    HiddenStates,
-    OpenDrafter,
-    Opened,
-    OpenTarget,
-    Pass,
-    PassDone,
-    PromptScored,
-    RowFetched,
-    RunTo,
-    Sample,
-    SamplingOptions,
-    Score,
-    Scored,
-    ScorePrompt,
-)
+from crossdraft.types import messages
+from crossdraft.types.messages import Advance, Branch, Draft, Drafted, Pass, PassDone, PromptScored, Sample, ScorePrompt
 from crossdraft.types.rows import DraftToken, Row, Whose
 from crossdraft.types.statistics import Kind
 from crossdraft.types.trees import TokenTree
@@ -83,7 +54,7 @@ def drafted(first: int, epoch: int = 1) -> Drafted:
 
 
 def test_a_prompt_is_scored_before_the_first_pass_and_goes_on_elsewhere() -> None:
-    opening = OpenTarget((4, 5, 6, 7, 8), SamplingOptions(), None)
+    opening = messages.OpenTarget((4, 5, 6, 7, 8), messages.SamplingOptions(), None)
     given = assignment(TLI, drafts=False, open_target=opening, prompt_logprobs=2, max_tokens=0, targets=2)
     session = Session(given)
     session.start(0.0)
@@ -138,10 +109,10 @@ def test_a_lane_that_owes_a_row_begins_no_pass_early() -> None:
     session.handle(Replied(3, drafted(1)), 3.0)  # the other lane begins early
     out = session.handle(Replied(TARGET, PassDone(1, (row_of([0], [0.5], 1.0), ONES), 0.5)), 4.0)
     (fetch,) = requests(out)[:1]
-    assert isinstance(fetch, FetchRow)
+    assert isinstance(fetch, messages.FetchRow)
     more = [*out, *session.handle(Replied(3, drafted(2)), 5.0)]
     assert not any(isinstance(one, Pass) for one in requests(more))
-    last = session.handle(Replied(TARGET, RowFetched(1, 0, row_of([0, 1], [0.5, 0.5]))), 6.0)
+    last = session.handle(Replied(TARGET, messages.RowFetched(1, 0, row_of([0, 1], [0.5, 0.5]))), 6.0)
     assert emitted(last)
 
 
@@ -295,7 +266,7 @@ def test_settled_tokens_are_told_apart_and_what_is_compared_with_them_too() -> N
 def test_a_window_that_moves_has_a_deadline() -> None:
     """The drafter owed nothing when its timer ran out, and owes something again."""
     session, _, _ = passing(Choice(2, 1))
-    assert session.handle(Expired(Timer.DRAFTER, 1), 31.0) == [SetTimer(Timer.DRAFTER, 2, 1.0)]
+    assert session.handle(Expired(Timer.DRAFTER, 1), 31.0) == [events.SetTimer(Timer.DRAFTER, 2, 1.0)]
     session.handle(Replied(DRAFTER, drafted(1)), 31.5)
     assert session.handle(Expired(Timer.DRAFTER, 2), 32.0) == []
     out = session.handle(Replied(TARGET, PassDone(1, (ONES, ONES), 0.5)), 33.0)
@@ -509,16 +480,16 @@ def test_the_drafter_is_told_the_targets_states_of_what_was_committed() -> None:
     session, _, _, sent = over_a_tree()
     paths = [*sent.tree.paths()]
     samples = tuple(Sample({(): 1, (0,): 0, (1,): 2, (1, 0): 1}[path], -0.5) for path in paths)
-    states = HiddenStates((0, 1, 2, 3), b"".join(bytes((node, 0)) for node in range(4)))
+    states = messages.HiddenStates((0, 1, 2, 3), b"".join(bytes((node, 0)) for node in range(4)))
     out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0, hidden=states)), 2.0)
     draft = only(Draft, out)
     assert draft.letters == "bab"  # "b", then "ab", which is one token
-    assert draft.hidden == HiddenStates((0, 1), bytes((0, 0, paths.index((1,)), 0)))
+    assert draft.hidden == messages.HiddenStates((0, 1), bytes((0, 0, paths.index((1,)), 0)))
     drafted = Drafted(2, (DraftToken(0),), 0.0)
     sent = only(Pass, session.handle(Replied(DRAFTER, drafted), 3.0))
     samples = tuple(Sample(1, -0.5) for _ in sent.tree.paths())
     out = session.handle(Replied(TARGET, PassDone(sent.number, samples, 0.0)), 4.0)
-    assert only(Draft, out).hidden == HiddenStates()  # a reply that lacks them
+    assert only(Draft, out).hidden == messages.HiddenStates()  # a reply that lacks them
 
 
 def test_a_tree_that_ends_early_is_what_was_asked_for() -> None:
@@ -530,20 +501,21 @@ def test_a_tree_that_ends_early_is_what_was_asked_for() -> None:
     assert (session.counts.stood_aside, session.counts.undrafted, session.counts.draft_tokens) == (0, "", 1)
 
 
-OPENED = Opened("f1")
-OPEN, BEGUN = OpenTarget((1,), SamplingOptions(), None), OpenDrafter(NOTHING, SamplingOptions(), None, 0)
+OPENED = messages.Opened("f1")
+OPEN = messages.OpenTarget((1,), messages.SamplingOptions(), None)
+BEGUN = messages.OpenDrafter(NOTHING, messages.SamplingOptions(), None, 0)
 PASS, DONE, RUN = Pass(1, (), TokenTree()), PassDone(1, (), 0.0), Pass(1, (), TokenTree(), draws=True, run=8)
-FETCH, ROW = FetchRow(1, 0), RowFetched(1, 0, Row.certain(1))
+FETCH, ROW = messages.FetchRow(1, 0), messages.RowFetched(1, 0, Row.certain(1))
 OLD, NEWER = (Draft(epoch, 0, NOTHING, 2, chunk=1) for epoch in (1, 2))
 BRANCHES, LATE = (Drafted(epoch, (), 0.0, branches=(Branch(1, 0, Letters("a"), (1,)),)) for epoch in (1, 1))
 ONE, FRESH = Drafted(1, (DraftToken(1),), 0.0), Drafted(2, (DraftToken(1),) * 2, 0.0)
-SCORE, SCORED = Score(1, 0, (Letters("a"),), 1), Scored(1, np.ones(1), 0.0)
+SCORE, SCORED = messages.Score(1, 0, (Letters("a"),), 1), messages.Scored(1, np.ones(1), 0.0)
 PROMPT, PART = ScorePrompt(1, 0), PromptScored(1, (), 0.0, more=True)
-REPLIES = (PassDone, RowFetched, PromptScored, Drafted, Scored)
+REPLIES = (PassDone, messages.RowFetched, PromptScored, Drafted, messages.Scored)
 
 
 def told(ledger: Ledger, message: object, now: float) -> None:
-    if isinstance(message, Opened):
+    if isinstance(message, messages.Opened):
         ledger.opened(now)
     elif isinstance(message, REPLIES):
         ledger.take(message, now)
@@ -555,7 +527,7 @@ def told(ledger: Ledger, message: object, now: float) -> None:
     "story",
     [
         [(OPEN, 1), (PASS, 1), (FETCH, 1), (OPENED, 4), (DONE, 5), (ROW, None), (ROW, None)],
-        [(RUN, 1), (replace(DONE, more=True), 2), (RunTo(1, 0), 2), (DONE, None), (PASS, 5)],
+        [(RUN, 1), (replace(DONE, more=True), 2), (messages.RunTo(1, 0), 2), (DONE, None), (PASS, 5)],
         [(DONE, None), (PASS, 2)],  # a reply too many does not pay for what is asked later
         [(PASS, 1), (ROW, 1), (replace(DONE, number=2), 1), (DONE, None)],  # nor one that answers nothing
         [(PROMPT, 1), (PART, 2), (replace(PART, more=False), None)],

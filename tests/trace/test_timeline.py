@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,19 +11,8 @@ from crossdraft.client.api import Generation
 from crossdraft.session import events
 from crossdraft.speculation.choice import Choice, Fixed, lock_step
 from crossdraft.text.letters import Letters, to_bytes
-from crossdraft.trace.timeline import (
-    DRAFTER,
-    OUTPUT,
-    TARGET,
-    VERIFICATION,
-    Judged,
-    Span,
-    Step,
-    Watch,
-    What,
-    trace_events,
-    watched,
-)
+from crossdraft.trace import timeline
+from crossdraft.trace.timeline import DRAFTER, OUTPUT, TARGET, Judged, Span, Step, Watch, What, trace_events, watched
 from crossdraft.types.messages import Branch, Draft, Drafted, OpenDrafter, OpenTarget, Pass, PassDone, SamplingOptions
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
@@ -51,11 +39,7 @@ def step(
     return Step(now, event, commands, seconds, misses)
 
 
-def timeline(*steps: Step) -> list[Span]:
-    return spans_of(steps, len(steps))
-
-
-def spans_of(steps: Sequence[Step], every: int) -> list[Span]:
+def spans_of(*steps: Step, every: int = 10**6) -> list[Span]:
     """What is taken after each `every` steps, and at the end, by its beginning."""
     watch, spans = Watch(), list[Span]()
     for count, step in enumerate(steps, 1):
@@ -104,7 +88,7 @@ def of_kind(found: list[Span], *kinds: What) -> list[Span]:
 
 
 def test_times_are_those_since_the_beginning_and_wire_is_what_the_model_did_not_take() -> None:
-    found = timeline(*ROUND)
+    found = spans_of(*ROUND)
     (work,) = works(found, DRAFTER)
     assert (work.begin, work.end) == pytest.approx((0.04, 0.08))  # 80 ms less 40 ms, half each way
     (work,) = works(found, TARGET)
@@ -113,7 +97,7 @@ def test_times_are_those_since_the_beginning_and_wire_is_what_the_model_did_not_
 
 
 def test_messages_meet_the_work_that_they_ask_for() -> None:
-    found = timeline(*ROUND)
+    found = spans_of(*ROUND)
     messages = {(one.lane, one.what): one for one in of_kind(found, What.SENT, What.RECEIVED) if one.epoch == 1}
     for lane in (DRAFTER, TARGET):
         work = works(found, lane)[0]
@@ -123,13 +107,13 @@ def test_messages_meet_the_work_that_they_ask_for() -> None:
 
 
 def test_epochs_follow_one_another() -> None:
-    found = timeline(*ROUND, step(100.3, drafted(2, 2, 0.01)))
+    found = spans_of(*ROUND, step(100.3, drafted(2, 2, 0.01)))
     epochs = [(one.epoch, one.begin) for one in of_kind(found, What.EPOCH)]
     assert epochs == [(1, pytest.approx(0.02)), (2, pytest.approx(0.25))]
 
 
 def test_refusals_hits_stalls_and_losses_are_marked() -> None:
-    found = timeline(
+    found = spans_of(
         *ROUND[:4],
         step(
             100.25,
@@ -153,7 +137,7 @@ def test_refusals_hits_stalls_and_losses_are_marked() -> None:
 
 
 def test_targets_side_by_side_have_rows_of_their_own() -> None:
-    found = timeline(
+    found = spans_of(
         step(0.0, None, FIRST, OTHER),
         step(0.1, events.Ready(1), sent(1)),
         step(0.1, events.Ready(3), sent(1, lane=3)),
@@ -165,25 +149,25 @@ def test_targets_side_by_side_have_rows_of_their_own() -> None:
 
 def test_a_pass_for_a_row_miss_is_told_apart() -> None:
     miss = step(100.25, passed(1, 0.1), emitted(Kind.ACCEPTED), sent(2), misses=1)
-    found = timeline(*ROUND[:4], miss, step(100.4, passed(2, 0.1), emitted(Kind.ACCEPTED), sent(3), misses=1))
+    found = spans_of(*ROUND[:4], miss, step(100.4, passed(2, 0.1), emitted(Kind.ACCEPTED), sent(3), misses=1))
     assert [work.what for work in works(found, TARGET)] == [What.PASS, What.MISS]
 
 
 def test_what_a_drafter_says_of_an_epoch_that_is_over_is_late() -> None:
-    found = timeline(*ROUND, step(100.26, drafted(1, 1, 0.02, first=2, branches=1)), step(100.4, drafted(2, 1, 0.02)))
+    found = spans_of(*ROUND, step(100.26, drafted(1, 1, 0.02, first=2, branches=1)), step(100.4, drafted(2, 1, 0.02)))
     (late,) = of_kind(found, What.LATE)
     assert (late.epoch, late.label) == (1, "draft with branches, 1 draft tokens, 1 prepared continuations")
 
 
 def test_replies_that_arrive_together_were_worked_for_one_after_another() -> None:
-    found = timeline(*ROUND[:3], step(100.10, drafted(1, 1, 0.03)), step(100.10, drafted(1, 1, 0.02, first=1)))
+    found = spans_of(*ROUND[:3], step(100.10, drafted(1, 1, 0.03)), step(100.10, drafted(1, 1, 0.02, first=1)))
     one, other = works(found, DRAFTER)
     assert other.end - other.begin == pytest.approx(0.02)
     assert one.end <= other.begin + 1e-12
 
 
 def test_events_wait_while_the_session_is_busy() -> None:
-    found = timeline(step(0.0, None, FIRST, seconds=0.2), step(0.1, events.Ready(1), sent(1), seconds=0.1))
+    found = spans_of(step(0.0, None, FIRST, seconds=0.2), step(0.1, events.Ready(1), sent(1), seconds=0.1))
     assert [(one.begin, one.end) for one in of_kind(found, What.SESSION)] == [(0.0, 0.2), (0.2, pytest.approx(0.3))]
 
 
@@ -198,7 +182,7 @@ def steps(request: pytest.FixtureRequest) -> list[Step]:
 
 @pytest.mark.parametrize("every", [3, 1000])
 def test_nobody_works_on_two_things_at_once(steps: list[Step], every: int) -> None:
-    found = spans_of(steps, every)
+    found = spans_of(*steps, every=every)
     for lane in (DRAFTER, TARGET):
         mine = works(found, lane)
         assert all(work.begin <= work.end for work in mine)
@@ -207,7 +191,7 @@ def test_nobody_works_on_two_things_at_once(steps: list[Step], every: int) -> No
 
 @pytest.mark.parametrize("every", [1, 7])
 def test_what_is_taken_piece_by_piece_is_what_is_taken_at_the_end(steps: list[Step], every: int) -> None:
-    whole, taken = spans_of(steps, len(steps)), spans_of(steps, every)
+    whole, taken = spans_of(*steps), spans_of(*steps, every=every)
 
     def placed(spans: list[Span]) -> Counter[tuple[str, float, float, What, int]]:
         # Messages of drafters and their works may be placed a little differently.
@@ -218,7 +202,7 @@ def test_what_is_taken_piece_by_piece_is_what_is_taken_at_the_end(steps: list[St
 
 
 def test_tokens_passes_and_marks_are_those_of_the_session(steps: list[Step]) -> None:
-    spans = spans_of(steps, 2)
+    spans = spans_of(*steps, every=2)
     (counts,) = [one.counts for step in steps for one in step.commands if isinstance(one, events.Finished)]
     emitted = [one for step in steps for one in step.commands if isinstance(one, events.Emitted)]
     assert [(one.what.value, one.label) for one in spans if one.lane == OUTPUT] == [
@@ -230,11 +214,11 @@ def test_tokens_passes_and_marks_are_those_of_the_session(steps: list[Step]) -> 
     assert (seen[What.HIT], seen[What.STALLED]) == (counts.branches_hit, counts.stalls)
     assert seen[What.REFUSED] == counts.corrected
     refused = [one for one in spans if one.what is What.REFUSED]
-    assert all(one.lane == VERIFICATION and one.begin == one.end for one in refused)
+    assert all(one.lane == timeline.VERIFICATION and one.begin == one.end for one in refused)
 
 
 def test_trace_events_have_a_row_for_each_lane_and_messages_may_overlap() -> None:
-    spans = timeline(*ROUND)
+    spans = spans_of(*ROUND)
     drawn = trace_events(spans)["traceEvents"]
     rows = {one["args"]["name"]: one["tid"] for one in drawn if one["ph"] == "M"}
     assert set(rows) == {one.lane for one in spans}

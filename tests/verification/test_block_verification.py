@@ -16,20 +16,11 @@ from crossdraft.speculation.choice import Choice
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import rejection
+from crossdraft.verification import walk as walks
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import STANDARD, TLI, Method
 from crossdraft.verification.rejection import Block
-from crossdraft.verification.walk import (
-    Answer,
-    Emit,
-    Ground,
-    NeedDraftToken,
-    NeedRow,
-    Refused,
-    Walk,
-    WalkStep,
-    target_row,
-)
+from crossdraft.verification.walk import Answer, Emit, Ground, NeedDraftToken, NeedRow, Refused, Walk, WalkStep
 from tests.tables import pair_of
 from tests.verification.enumerating import EnumeratingChooser, distribution_of
 from tests.verification.test_overlapped_distributions import LETTERS
@@ -126,7 +117,7 @@ class IndependentEvents(Block):
         number = next((i for i in range(len(self.rows), 0, -1) if chooser.bernoulli(self.weights[i])), 0)
         if number < len(self.rows):  # as the correction needs it
             _, q = self.rows[number]
-            p = yield from target_row(q.ids, judging=True, path=self.path[:number])
+            p = yield from walks.target_row(q.ids, judging=True, path=self.path[:number])
             weight = self.weights[number]
             self.rows[number] = Row(p.ids, weight * p.probabilities, weight * p.tail), q
         return number

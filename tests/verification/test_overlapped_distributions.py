@@ -31,25 +31,9 @@ from tests.clock import Stage, run_session
 from tests.conftest import FULL
 from tests.ports import assignment
 from tests.tables import LimitedTarget, ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
+from tests.verification import toys
 from tests.verification.enumerating import few_or_full, full
-from tests.verification.toys import (
-    ALIKE,
-    ENDING,
-    EXACT,
-    METHODS,
-    NESTED,
-    SAME,
-    TEXTS,
-    TOYS,
-    TWO,
-    Act,
-    Overlapped,
-    Schedule,
-    Toy,
-    as_ids,
-    bias,
-    error,
-)
+from tests.verification.toys import ENDING, EXACT, METHODS, NESTED, TOYS, TWO, Overlapped, Schedule, Toy, bias, error
 
 LETTERS = Toy("two letters", ("a", "b"), ("a", "b"))
 LETTER_BY_LETTER = Toy("one letter each, two of the target's", ("a", "b", "ab"), ("a", "b"))
@@ -74,11 +58,11 @@ NO_CHOICE = RandomChooser.__new__(RandomChooser)  # `seeded` makes no choice of 
 
 def toys_of(method: Method, window: int) -> tuple[Toy, ...]:
     """Two letters a side where many draft tokens are under way at once; else three."""
-    toys = (TWO,) if window > 2 else (NESTED, LETTER_BY_LETTER) if method is COUPLED else (NESTED,)
-    toys = (NESTED, TWO, LETTER_BY_LETTER) if FULL and window <= 2 else toys
+    few = (TWO,) if window > 2 else (NESTED, LETTER_BY_LETTER) if method is COUPLED else (NESTED,)
+    some = (NESTED, TWO, LETTER_BY_LETTER) if FULL and window <= 2 else few
     if not method.same_vocabulary:
-        return toys
-    return (*(toy.with_itself() for toy in toys), *(ALIKE[1:3] if window <= 2 else ()))
+        return some
+    return (*(toy.with_itself() for toy in some), *(toys.ALIKE[1:3] if window <= 2 else ()))
 
 
 def check(method: Method, choices: tuple[Choice, ...], schedule: Schedule, **changes: int) -> None:
@@ -116,7 +100,7 @@ def test_choices_that_change_from_epoch_to_epoch(method: Method, pattern: str) -
 @pytest.mark.parametrize(
     ("toy", "method"),
     few_or_full(PAIRS, lambda pair: (TOYS.index(pair[0]) + PAIRED.index(pair[1])) % 4 == 0)
-    + [(toy, COUPLED) for toy in TEXTS],
+    + [(toy, COUPLED) for toy in toys.TEXTS],
     ids=lambda given: given.name,
 )
 def test_every_pair_of_vocabularies(toy: Toy, method: Method) -> None:
@@ -248,7 +232,7 @@ class SeededTarget(ToyTarget):
 
     def _sample(self, path: tuple[int, ...]) -> Sample:
         offset = len(self._vocabulary.letters_of(path))
-        return Sample(self._noise.draw(as_ids(*range(self.size)), self.distribution(path), self._key, offset), 0.0)
+        return Sample(self._noise.draw(toys.as_ids(*range(self.size)), self.distribution(path), self._key, offset), 0.0)
 
 
 class SeededDrafter(ToyDrafter):
@@ -336,9 +320,9 @@ class Peeking(Schedule):
 
     held: list[Reply] = field(default_factory=list)
 
-    def possible(self, stage: Stage, act: Act) -> bool:
+    def possible(self, stage: Stage, act: toys.Act) -> bool:
         for lane, drafter in stage.drafters.items():
-            if act is Act.DRAFT and (self.held or drafter.owes):
+            if act is toys.Act.DRAFT and (self.held or drafter.owes):
                 reply = self.held.pop() if self.held else drafter.reply()
                 if isinstance(reply, Drafted) and reply.draft_tokens[0].token != 0 and Timer.STALL in stage.timers:
                     self.held.append(reply)
@@ -346,7 +330,7 @@ class Peeking(Schedule):
                 else:
                     stage.tell(Replied(lane, reply))
                 return True
-        return act is not Act.DRAFT and super().possible(stage, act)
+        return act is not toys.Act.DRAFT and super().possible(stage, act)
 
     def play(self, stage: Stage) -> None:
         self.held.clear()
@@ -366,7 +350,7 @@ class Limited(Overlapped):
 @pytest.mark.parametrize("method", [*METHODS, SLRS], ids=lambda method: method.name)
 def test_a_draft_that_leads_where_nothing_can_be_drawn_changes_no_distribution(method: Method) -> None:
     """Not that of errors, either."""
-    toy, rounds = SAME if method.same_vocabulary else NESTED, Choice(2, 2, overlap=False)
+    toy, rounds = toys.SAME if method.same_vocabulary else NESTED, Choice(2, 2, overlap=False)
     given = [(rounds, "DT", 1), *([] if method is SLRS else [(Choice(2, 1), "DDT", 2)])]
     if FULL:
         choices = (rounds,) if method is SLRS else (rounds, Choice(2, 1), Choice(3, 0, patience=0))
@@ -393,7 +377,7 @@ def test_a_block_that_ends_before_such_a_draft_token_is_seen(monkeypatch: pytest
 @named
 def test_a_schedule_that_peeks_is_seen(method: Method) -> None:
     """But by `slem`: its output does not depend on the draft, whoever looks at it."""
-    given = Overlapped(SAME, method, (Choice(1, 0, patience=1.0),), Schedule("TD"), 2)
+    given = Overlapped(toys.SAME, method, (Choice(1, 0, patience=1.0),), Schedule("TD"), 2)
     peeked = replace(given, schedule=Peeking("TD"))
     assert error(given) < EXACT
     assert error(peeked) < EXACT if method is SLEM else bias(peeked) > BIASED

@@ -16,21 +16,12 @@ from crossdraft.types.messages import Score
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.types.statistics import Kind
 from crossdraft.verification import prefixes
+from crossdraft.verification import walk as walks
 from crossdraft.verification.alignment import align, edit_distance, walk
 from crossdraft.verification.chooser import RandomChooser
 from crossdraft.verification.methods import SLRS, TOKENTIMING
 from crossdraft.verification.prefixes import PieceDistribution
-from crossdraft.verification.walk import (
-    Emit,
-    Ground,
-    NeedDraftToken,
-    NeedPrefix,
-    NeedRow,
-    Refused,
-    Walk,
-    WalkStep,
-    undrafted,
-)
+from crossdraft.verification.walk import Emit, Ground, NeedDraftToken, NeedPrefix, NeedRow, Walk, WalkStep
 from tests.tables import ToyDrafter, ToyTarget, greedy_tokens, pair_of
 from tests.verification.enumerating import EnumeratingChooser, Refusing, distribution_of, few_or_full, full
 from tests.verification.toys import ENDING, EXACT, NAMED, NESTED, TOYS, Setup, Toy, as_ids, bias, error, row_of
@@ -93,7 +84,7 @@ def plain_at_the_end(ground: Ground) -> Walk:
         answer = yield step
         step = walk.send(answer)
         if answer is None and isinstance(step, NeedRow) and step.whole:  # no piece was refused
-            yield from undrafted(ground.chooser)
+            yield from walks.undrafted(ground.chooser)
 
 
 @pytest.mark.parametrize("toy", PAIRS, ids=lambda toy: toy.name)
@@ -381,7 +372,7 @@ def test_a_proxy_is_refused_where_those_that_were_accepted_end() -> None:
     assert isinstance(next(walking), NeedRow)
     assert walking.send(row_of([1, 2], [1, 1])) == Emit(1, Kind.CORRECTED)
     assert isinstance(next(walking), NeedRow)
-    assert walking.send(None) == Refused(5)
+    assert walking.send(None) == walks.Refused(5)
 
 
 # Total variation from autoregressive decoding, two tokens at temperature 1, K = 1, 2, 3. As printed a refusal draws

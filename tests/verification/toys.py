@@ -20,17 +20,10 @@ from crossdraft.types.messages import SamplingOptions
 from crossdraft.types.rows import Ids, Probabilities, Row
 from crossdraft.verification.chooser import Chooser
 from crossdraft.verification.methods import COUPLED, COUPLED_SHARED, RDK, SLEM, STANDARD, TLI, UNION, Method
+from tests import tables
 from tests.clock import Stage, run_session
 from tests.ports import OPEN_TARGET, assignment
-from tests.tables import (
-    RedistributingDrafter,
-    ToyDrafter,
-    ToyTarget,
-    autoregressive_distribution,
-    pair_of,
-    pseudo_distribution,
-    tempered,
-)
+from tests.tables import RedistributingDrafter, ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
 from tests.verification.enumerating import distance, distribution_of, total_variation
 
 END = ControlRole.END_OF_SEQUENCE.letter
@@ -90,7 +83,7 @@ ALIKE = (
 def with_options(options: SamplingOptions, target: tuple[str, int, float], path: tuple[int, ...]) -> np.ndarray:
     """The distribution of a toy target (its salt, size and temperature), processed as the engine does."""
     salt, size, temperature = target
-    logits = torch.from_numpy(np.log(tempered(pseudo_distribution(salt, path, size), temperature)))[None]
+    logits = torch.from_numpy(np.log(tables.tempered(tables.pseudo_distribution(salt, path, size), temperature)))[None]
     processor = LogitsProcessor(options, logits.shape[-1], logits.device)
     return distributions([Nodes(logits, processor, History(path, ((),)))])[0].numpy()
 
