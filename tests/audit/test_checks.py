@@ -12,17 +12,9 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
+from crossdraft.audit import endpoint as endpoints
 from crossdraft.audit.checks import NOT_CHECKED, OK, AuditPlan, Result, audit, compared, draw_of
-from crossdraft.audit.endpoint import (
-    MAX_WAIT,
-    Abilities,
-    CannotBeAudited,
-    Endpoint,
-    Place,
-    Reply,
-    RequestRefused,
-    reply_of,
-)
+from crossdraft.audit.endpoint import Abilities, CannotBeAudited, Endpoint, Place, Reply, RequestRefused
 
 TOKENS = tuple(f" {letter}" for letter in "abcdefghijkl")
 PROMPT = "Once"
@@ -65,9 +57,7 @@ class Toy:
     def answer(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             self.starting -= 1
-            if self.starting >= 0:
-                return httpx.Response(200, json={"data": []})
-            return httpx.Response(200, json={"data": [{"id": "toy"}]})
+            return httpx.Response(200, json={"data": [] if self.starting >= 0 else [{"id": "toy"}]})
         if self.busy:
             return self.busy.pop(0)
         body = json.loads(request.content)
@@ -136,18 +126,11 @@ def _chat(token: str, value: float, top: list[tuple[str, float]]) -> dict[str, A
     return {"token": token, "logprob": value, "bytes": list(token.encode()), "top_logprobs": listed}
 
 
-PLAN = AuditPlan(
-    prompts=(PROMPT, "Twice", "Never"),
-    greedy=3,
-    greedy_tokens=8,
-    sampled=2,
-    samples=150,
-    tokens=3,
-    tolerance=0.05,
-    level=0.001,
+LAWS = AuditPlan(
+    (PROMPT, "Twice", "Never"), greedy=0, greedy_tokens=8, sampled=2, samples=150, tokens=3, tolerance=0.05, level=0.001
 )
+PLAN = replace(LAWS, greedy=3)
 BRIEF = replace(PLAN, sampled=0)  # no distributions
-LAWS = replace(PLAN, greedy=0)
 
 
 async def audited(plan: AuditPlan, toy: Toy, reference: Toy | None = None, **options: Any) -> Result:
@@ -176,8 +159,7 @@ def verdicts(result: Result) -> dict[str, str]:
 
 
 def found(result: Result, name: str) -> str:
-    (finding,) = [check.finding for check in result.checks if check.name == name]
-    return finding
+    return {check.name: check.finding for check in result.checks}[name]
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
@@ -227,8 +209,7 @@ async def test_a_wrong_greedy_text_is_found_and_a_tie_is_none(logprobs: bool) ->
 
 
 async def test_other_log_probabilities_than_the_references_are_found() -> None:
-    result = await audited(BRIEF, Toy(noise=0.5), Toy())
-    assert "log-probabilities, against the reference" in result.faults
+    assert "log-probabilities, against the reference" in (await audited(BRIEF, Toy(noise=0.5), Toy())).faults
 
 
 async def test_an_endpoint_without_log_probabilities_needs_a_reference_that_has_them() -> None:
@@ -255,6 +236,8 @@ async def test_what_an_endpoint_lets_one_ask_for_is_learnt() -> None:
     assert all(body["user"] == "me" for body in toy.bodies)
     with pytest.raises(CannotBeAudited, match=r"completes no prompt by --api completions: .*HTTP 404"):
         await audited(PLAN, Toy(apis=("/v1/chat/completions",)), api="completions")
+    with pytest.raises(RequestRefused, match=r"^http://toy refused a request: HTTP 404 refused$"):
+        await audited(PLAN, Toy(apis=()))
 
 
 async def test_a_busy_endpoint_is_asked_again_when_it_wants(pauses: list[float]) -> None:
@@ -263,7 +246,7 @@ async def test_a_busy_endpoint_is_asked_again_when_it_wants(pauses: list[float])
 
     async with Toy(busy=[busy(429, "0"), busy(503, "7"), busy(429, "3600")]).endpoint() as endpoint:
         assert endpoint.retries == 3
-    assert [pause for pause in pauses if pause] == [7, MAX_WAIT]
+    assert [pause for pause in pauses if pause] == [7, endpoints.MAX_WAIT]
     with pytest.raises(CannotBeAudited, match=r"cannot be asked, after 6 attempts: HTTP 429"):
         await audited(PLAN, Toy(busy=[busy(429, "soon")] * 6))
 
@@ -306,7 +289,7 @@ async def test_a_reply_that_breaks_off_is_no_refused_connection(pauses: list[flo
 def test_tokens_that_a_list_cannot_tell_apart_are_not_judged() -> None:
     def place(token: str, value: float, listed: dict[str, float]) -> Any:
         columns = {"tokens": [token], "token_logprobs": [value], "top_logprobs": [listed]}
-        return reply_of({"text": token, "logprobs": columns, "finish_reason": "length"}, 2).places[0]
+        return endpoints.reply_of({"text": token, "logprobs": columns, "finish_reason": "length"}, 2).places[0]
 
     assert place("\ufffd", -1.0, {"\ufffd": -1.0, " a": -2.0}).ambiguous
     added = place(" c", -3.0, {" a": -1.0, " b": -2.0, " c": -3.0})  # vLLM adds the drawn token
@@ -317,12 +300,6 @@ def test_tokens_that_a_list_cannot_tell_apart_are_not_judged() -> None:
     assert (other.rank, draw_of(other).cell) == (None, 2)
 
 
-@pytest.mark.parametrize("api", ["completions", "chat"])
-async def test_what_vllm_adds_to_its_lists_is_no_bias(api: str) -> None:
-    result = await audited(LAWS, Toy(extra_listed=True, most_listed=5), api=api)
-    assert result.faults == ()
-
-
 async def test_an_end_that_is_not_reported_is_no_bias() -> None:
     """Draws beside it would look too frequent: no token is tested at the depth of the first such end, or behind."""
     result = await audited(replace(LAWS, tokens=8, samples=400), Toy(end=TOKENS[0]))
@@ -331,8 +308,9 @@ async def test_an_end_that_is_not_reported_is_no_bias() -> None:
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
-async def test_accepted_draft_tokens_without_a_list_are_no_bias(api: str) -> None:
+async def test_what_vllm_adds_to_its_lists_and_accepted_draft_tokens_without_a_list_are_no_bias(api: str) -> None:
     """llama.cpp says nothing of these, which are the more probable ones; its first token is never one of them."""
+    assert (await audited(LAWS, Toy(extra_listed=True, most_listed=5), api=api)).faults == ()
     result = await audited(PLAN, Toy(unlisted=0.7), api=api)
     assert result.faults == ()
     assert NOT_CHECKED in verdicts(result).values()
@@ -377,8 +355,3 @@ METRICS = (
 async def test_draft_tokens_are_read_from_metrics(status: int, text: str, found: tuple[int, int] | None) -> None:
     http = httpx.MockTransport(lambda request: httpx.Response(status, text=text))
     assert await Endpoint(url="http://a", prompt=PROMPT, transport=http).drafted() == found
-
-
-async def test_a_refusal_by_every_api_is_told_as_it_is() -> None:
-    with pytest.raises(RequestRefused, match=r"^http://toy refused a request: HTTP 404 refused$"):
-        await audited(PLAN, Toy(apis=()))

@@ -13,8 +13,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import jsonschema
@@ -30,7 +30,8 @@ from tests.lab.test_loadtest import WHOLE
 REPOSITORY = Path(__file__).parents[2]
 FILES = ["deploy/cluster.yaml", "deploy/cluster.local.yaml"]
 CONFIGURATION = load(REPOSITORY / "deploy" / "serve.yaml")
-RAY = "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"  # says how it was called
+RAY = "printf '%s\\n' \"$@\""  # says how it was called
+PATHS = "/usr/bin:/bin"
 
 
 def read(file: str | Path) -> dict[str, Any]:
@@ -54,18 +55,17 @@ def launched(commands: list[str], environment: dict[str, str]) -> list[str]:
     return found
 
 
-def called(command: str, home: Path, folder: Path) -> list[str]:
+def home_with(folder: Path, ray: str) -> dict[str, str]:
+    """The environment of a command at home in a folder, where `ray` is this script."""
+    (folder / "ray").write_text(f"#!/bin/sh\n{ray}\n", encoding="ascii")
+    (folder / "ray").chmod(0o755)
+    return {"PATH": f"{folder}:{PATHS}", "HOME": str(folder)}
+
+
+def called(command: str, home: Path) -> list[str]:
     """The arguments that `ray start` gets when a node runs a command."""
-    ray = folder / "ray"
-    ray.write_text(RAY, encoding="ascii")
-    ray.chmod(0o755)
-    environment = {
-        "PATH": f"{folder}:/usr/bin:/bin",
-        "HOME": str(home),
-        "RAY_HEAD_IP": "10.0.0.1",
-        "SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22",
-    }
-    done = subprocess.run(["bash", "-ec", command], env=environment, capture_output=True, text=True, check=True)
+    node = {"RAY_HEAD_IP": "10.0.0.1", "SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"} | home_with(home, RAY)
+    done = subprocess.run(["bash", "-ec", command], env=node, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
@@ -115,13 +115,10 @@ def test_a_clouds_models_are_on_its_nodes_and_on_their_gpus() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_nodes_ask_for_the_token(file: str, tmp_path: Path) -> None:
     (setting,) = [one for one in read(file)["setup_commands"] if ".bashrc" in one]
-    for _ in range(2):  # a second time changes nothing
-        subprocess.run(["bash", "-ec", setting], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, check=True)
-    script = ". ~/.bashrc; echo $RAY_AUTH_MODE; echo $PATH"
-    done = subprocess.run(
-        ["bash", "-c", script], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True
-    )
-    assert done.stdout.decode().split() == ["token", f"{tmp_path}/crossdraft/venv/bin:/usr/bin:/bin"]
+    script, home = ". ~/.bashrc; echo $RAY_AUTH_MODE; echo $PATH", {"HOME": str(tmp_path), "PATH": PATHS}
+    for command in (setting, setting, script):  # a second time changes nothing
+        done = subprocess.run(["bash", "-ec", command], env=home, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["token", f"{tmp_path}/crossdraft/venv/bin:{PATHS}"]
 
 
 def test_a_cloud_of_the_fewest_nodes_has_room_for_what_is_deployed() -> None:
@@ -135,12 +132,9 @@ def test_a_cloud_of_the_fewest_nodes_has_room_for_what_is_deployed() -> None:
 
 def test_two_machines_of_two_cpus_and_a_head_have_room_for_what_is_deployed(tmp_path: Path) -> None:
     cluster = read("deploy/cluster.local.yaml")
-    nodes = []
-    for name in ("head", "worker"):
-        start = cluster[f"{name}_start_ray_commands"][-1]
-        nodes.append({"CPU": 2.0} | offered(called(start, tmp_path, tmp_path)))
-    workers = [nodes[1]] * len(cluster["provider"]["worker_ips"])
-    assert unplaced(CONFIGURATION, [nodes[0], *workers]) == []
+    starts = [cluster[f"{name}_start_ray_commands"][-1] for name in ("head", "worker")]
+    head, worker = ({"CPU": 2.0} | offered(called(start, tmp_path)) for start in starts)
+    assert unplaced(CONFIGURATION, [head, *[worker] * len(cluster["provider"]["worker_ips"])]) == []
 
 
 def test_a_machine_says_what_it_offers_and_uses_the_address_it_was_reached_by(tmp_path: Path) -> None:
@@ -148,7 +142,7 @@ def test_a_machine_says_what_it_offers_and_uses_the_address_it_was_reached_by(tm
     own = tmp_path / "crossdraft" / "offers.json"
     own.parent.mkdir()
     own.write_text('{"drafter": 2}\n', encoding="ascii")
-    arguments = called(start, tmp_path, tmp_path)
+    arguments = called(start, tmp_path)
     assert offered(arguments) == {"drafter": 2}
     assert {"--address=10.0.0.1:6379", "--node-ip-address=10.0.0.2"} <= set(arguments)
 
@@ -156,12 +150,9 @@ def test_a_machine_says_what_it_offers_and_uses_the_address_it_was_reached_by(tm
 @pytest.mark.parametrize("file", FILES)
 def test_usage_statistics_are_off_where_the_launcher_has_switched_them_on(file: str, tmp_path: Path) -> None:
     said = tmp_path / "said"
-    ray = tmp_path / "ray"
-    ray.write_text(f'#!/bin/sh\necho "$1 $RAY_USAGE_STATS_ENABLED" >> {said}\n', encoding="ascii")
-    ray.chmod(0o755)
+    environment = home_with(tmp_path, f'echo "$1 $RAY_USAGE_STATS_ENABLED" >> {said}')
     for name in ("head", "worker"):
         for command in launched(read(file)[f"{name}_start_ray_commands"], {"RAY_USAGE_STATS_ENABLED": "1"}):
-            environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
             subprocess.run(["bash", "-c", command], env=environment, stderr=subprocess.DEVNULL, check=True)
     started = [line for line in said.read_text(encoding="ascii").splitlines() if line.startswith("start")]
     assert started == ["start 0"] * 2
@@ -202,14 +193,13 @@ def test_the_script_for_latency_puts_one_process_of_each_kind_on_a_node_of_its_c
 def test_ray_serve_takes_what_is_served_and_listens_where_it_says(file: str) -> None:
     given = pytest.importorskip("ray.serve.schema").ServeDeploySchema.model_validate(read(file))
     (application,) = given.applications
-    module, _, name = application.import_path.partition(":")
-    assert callable(getattr(import_module(module), name))
+    assert callable(resolve_name(application.import_path))
     http = load(REPOSITORY / file).http
     assert (given.http_options.host, given.http_options.port) == (http.host, http.port)
 
 
 CHART = REPOSITORY / "deploy" / "kubernetes"
-EXAMPLE = CHART / "examples" / "gpu.yaml"
+EXAMPLE, DEFAULT = CHART / "examples" / "gpu.yaml", read(CHART / "values.yaml")
 BIN = Path(sys.executable).parent
 HELM = shutil.which("helm", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
 Values = dict[str, Any]
@@ -217,10 +207,8 @@ Values = dict[str, Any]
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Values:
     """As Helm merges values."""
-    both = {
-        name: merged(below[name], above[name]) for name in above if isinstance(below.get(name), dict) and above[name]
-    }
-    return {**below, **above, **both}
+    both = [name for name in above if isinstance(below.get(name), dict) and above[name]]
+    return {**below, **above, **{name: merged(below[name], above[name]) for name in both}}
 
 
 def helm(*words: str | Path) -> str:
@@ -258,10 +246,7 @@ class Rendered:
     @cached_property
     def pods(self) -> dict[str, Values]:
         """By the names of their groups, the head first."""
-        cluster = self.service["rayClusterConfig"]
-        groups = {"headgroup": cluster["headGroupSpec"]} | {
-            one["groupName"]: one for one in cluster["workerGroupSpecs"]
-        }
+        groups = {"headgroup": self.service["rayClusterConfig"]["headGroupSpec"]} | self.groups
         return {name: group["template"] for name, group in groups.items()}
 
     @property
@@ -274,16 +259,23 @@ class Rendered:
         return {name for name, has in of.items() if labels.items() <= has.items()}
 
 
-@pytest.fixture(scope="module", params=["default", "example"])
-def chart(request: pytest.FixtureRequest) -> Rendered:
-    files = [] if request.param == "default" else ["-f", EXAMPLE]
-    values = merged(read(CHART / "values.yaml"), read(EXAMPLE) if files else {})
-    return Rendered(values, list(filter(None, yaml.safe_load_all(helm("template", "crossdraft", CHART, *files)))))
+def rendered(values: Values, *options: str | Path) -> Rendered:
+    return Rendered(values, list(filter(None, yaml.safe_load_all(helm("template", "crossdraft", CHART, *options)))))
+
+
+@pytest.fixture(params=[False, True], ids=["default", "example"], scope="module")
+def values(request: pytest.FixtureRequest) -> Values:
+    return merged(DEFAULT, read(EXAMPLE) if request.param else {})
+
+
+@pytest.fixture(scope="module")
+def chart(values: Values) -> Rendered:
+    return rendered(values, *(["-f", EXAMPLE] if values != DEFAULT else []))
 
 
 def container(pod: Values) -> Values:
-    (found,) = pod["spec"]["containers"]
-    only: Values = found
+    only: Values
+    (only,) = pod["spec"]["containers"]
     return only
 
 
@@ -303,9 +295,7 @@ def node(group: Values) -> Amounts:
     return {"CPU": float(resources["requests"]["cpu"]), "GPU": float(gpus)} | offers(group)
 
 
-@pytest.mark.parametrize("example", [False, True])
-def test_values_keep_to_their_schema_and_serve_what_the_package_reads(example: bool) -> None:
-    values = merged(read(CHART / "values.yaml"), read(EXAMPLE) if example else {})
+def test_values_keep_to_their_schema_and_serve_what_the_package_reads(values: Values) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     jsonschema.Draft7Validator.check_schema(schema)
     jsonschema.validate(values, schema)
@@ -316,18 +306,14 @@ def test_values_keep_to_their_schema_and_serve_what_the_package_reads(example: b
 
 def test_ray_is_the_version_that_is_installed_in_the_image() -> None:
     pinned = re.search(r"^ray==(.+)$", (REPOSITORY / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert read(CHART / "values.yaml")["rayVersion"] == pinned[1]
+    assert DEFAULT["rayVersion"] == pinned[1]
 
 
 def test_the_examples_of_secrets_have_what_the_chart_asks_for() -> None:
     secrets = list(yaml.safe_load_all((CHART / "examples" / "secrets.yaml").read_text(encoding="utf-8")))
     has = {one["metadata"]["name"]: set(one["stringData"]) for one in secrets}
-    assert [has[name] for name in read(EXAMPLE)["secrets"].values()] == [
-        {"keys.txt"},
-        {"ca.pem", "ca.key"},
-        {"tls.crt", "tls.key"},
-        {"token"},
-    ]
+    wanted = [{"keys.txt"}, {"ca.pem", "ca.key"}, {"tls.crt", "tls.key"}, {"token"}]
+    assert [has[name] for name in read(EXAMPLE)["secrets"].values()] == wanted
 
 
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:
@@ -347,8 +333,7 @@ def test_manifests_and_pods_keep_to_the_schemas_of_kubernetes(chart: Rendered) -
 def test_serve_takes_its_configuration_and_builds_it_with_the_package(chart: Rendered) -> None:
     pytest.importorskip("ray.serve.schema").ServeDeploySchema.model_validate(chart.serve)
     (application,) = chart.serve["applications"]
-    module, _, name = application["import_path"].partition(":")
-    assert callable(getattr(import_module(module), name))
+    assert callable(resolve_name(application["import_path"]))
 
 
 def test_the_smallest_cluster_has_room_for_the_application_and_a_front_for_each_pod_that_is_asked(chart: Rendered):
@@ -371,8 +356,7 @@ def test_proxies_are_set_up_as_on_machines_of_ones_own(chart: Rendered) -> None:
     proxy = pytest.importorskip("crossdraft.cluster.serve_grpc").PROXY
     for pod in chart.pods.values():
         assert proxy.items() <= {one["name"]: one.get("value") for one in container(pod)["env"]}.items()
-    module, _, name = proxy["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"].rpartition(".")
-    assert callable(getattr(import_module(module), name))
+    assert callable(resolve_name(proxy["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]))
 
 
 def test_ray_asks_for_a_token_and_the_head_finds_its_cluster_again_where_that_is_chosen(chart: Rendered) -> None:
@@ -394,25 +378,21 @@ def test_pods_have_few_rights_and_bounded_memory_as_the_user_of_the_image(chart:
 
 
 def test_clients_reach_pods_with_fronts_only_and_these_are_ready_when_all_their_fronts_serve(chart: Rendered) -> None:
-    configuration = chart.configuration
+    http, grpc = chart.configuration.http.port, chart.configuration.grpc.port
     fronts = {name for name, group in chart.groups.items() if "ingress" in offers(group)}
     # The operator's Service has all workers; those without a port of this name are not in it.
     (port,) = chart.service["serveService"]["spec"]["ports"]
     assert {name for name in chart.groups if port["targetPort"] in ports(chart.pods[name])} == fronts
     assert chart.service["excludeHeadPodFromServeSvc"] is True
-    (grpc,) = chart.of("Service")
-    assert chart.chosen(grpc["spec"]["selector"]) == fronts
-    asked = {"serve": configuration.http.port, "grpc": configuration.grpc.port}
-    assert chart.serve["http_options"]["port"] == configuration.http.port
+    (of_grpc,) = chart.of("Service")
+    assert chart.chosen(of_grpc["spec"]["selector"]) == fronts
+    assert chart.serve["http_options"]["port"] == http
     for name in chart.groups:
         *_, command = container(chart.pods[name])["readinessProbe"]["exec"]["command"]
         assert "local_raylet_healthz" in command
-        assert (
-            (f":{asked['serve']}/-/healthz" in command)
-            == (f"tcp/127.0.0.1/{asked['grpc']}" in command)
-            == (name in fronts)
-        )
-        assert asked.items() <= ports(chart.pods[name]).items() or name not in fronts
+        probed = [text in command for text in (f":{http}/-/healthz", f"tcp/127.0.0.1/{grpc}")]
+        assert probed == [name in fronts] * 2
+        assert {"serve": http, "grpc": grpc}.items() <= ports(chart.pods[name]).items() or name not in fronts
 
 
 def test_policies_name_their_sources(chart: Rendered) -> None:
@@ -492,7 +472,7 @@ def test_an_ingress_leads_to_http(chart: Rendered) -> None:
 
 def test_what_is_not_wanted_is_left_out() -> None:
     without = ("--set", "config.grpc=null,config.metrics_port=null,network.enabled=false,monitoring.enabled=true")
-    bare = Rendered({}, list(filter(None, yaml.safe_load_all(helm("template", "bare", CHART, *without)))))
+    bare = rendered({}, *without)
     assert bare.configuration.grpc is None
     assert not [*bare.of("Service"), *bare.of("NetworkPolicy"), *bare.of("Ingress")]
     (monitor,) = bare.of("PodMonitor")

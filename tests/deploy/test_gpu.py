@@ -12,15 +12,10 @@ SMALL = {
     "TARGET": "inflated:6x256x768+4200:bundled:target",
     "LARGE_TARGET": "",
     "DRAFTER": "inflated:2x256x704+2100:bundled:drafter-b",
-    "DEVICE": "cpu",
-    "DTYPE": "float32",
-    "OUTPUTS": "1",
-    "CACHE_MIB": "64",
     "SECONDS_ALL": "600",  # of a busy machine
     "SECONDS_ENGINE": "300",
     "SECONDS_HEAD": "0",  # it is as large as it is
-    "OMP_NUM_THREADS": "1",
-}
+} | {"DEVICE": "cpu", "DTYPE": "float32", "OUTPUTS": "1", "CACHE_MIB": "64", "OMP_NUM_THREADS": "1"}
 FEW = ("--tokens", "3", "--limit", "4", "--prompt-tokens", "8", "--cache-mib", "64", "--clients-at", "0")
 
 
