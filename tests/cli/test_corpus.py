@@ -108,8 +108,7 @@ def test_corpora_and_models_that_cannot_be_used(cli: Cli, affinity: tuple[object
     cli(command, target, folder, drafter, model, tmp_path / "none", *output).failed("there is no corpus")
     cli(command, target, folder, drafter, tmp_path, corpus, *output).failed("has no tokenizer.json", 1)
     (tmp_path / "empty.txt").write_text("")
-    empty = cli(command, target, folder, drafter, model, tmp_path / "empty.txt", *output)
-    assert (empty.code, "has no text" in empty.err) == (2, True)
+    cli(command, target, folder, drafter, model, tmp_path / "empty.txt", *output).failed("has no text")
     assert not (tmp_path / "out").exists()
 
 
@@ -156,18 +155,14 @@ def test_frequencies_that_cannot_be_counted(cli: Cli, drafter_folder: Path, corp
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--vocab-keep", "20"], "--frequencies FILE that ranks them go together"),
-        (["--frequencies", "FILE"], "go together"),
-        (["--vocab-keep", "99999", "--frequencies", "FILE"], "the size of the vocabulary, got 99999"),
-        (["--vocab-keep", "20", "--frequencies", "none"], "cannot read the frequencies"),
-    ],
-)
-def test_heads_that_cannot_be_served(cli: Cli, drafter_folder: Path, counted: Path, options: list[str], complaint: str):
-    given = [str(counted) if option == "FILE" else option for option in options]
-    cli("serve", "drafter", "--model", drafter_folder, *given).failed(complaint)
+def test_heads_that_cannot_be_served(cli: Cli, drafter_folder: Path, counted: Path) -> None:
+    for options, complaint in (
+        (("--vocab-keep", 20), "--frequencies FILE that ranks them go together"),
+        (("--frequencies", counted), "go together"),
+        (("--vocab-keep", 99999, "--frequencies", counted), "the size of the vocabulary, got 99999"),
+        (("--vocab-keep", 20, "--frequencies", "none"), "cannot read the frequencies"),
+    ):
+        cli("serve", "drafter", "--model", drafter_folder, *options).failed(complaint)
 
 
 LINES = "".join(f"line {number} is größer\n" for number in range(300))

@@ -264,13 +264,10 @@ def test_each_kind_has_its_colour(kind: Kind, code: int) -> None:
     assert stream.getvalue() == f"\x1b[{code}m[b]as it is[/b]\n\x1b[0m"
 
 
-def test_control_sequences_of_a_model_do_not_reach_a_terminal() -> None:
+def test_control_sequences_of_a_model_do_not_reach_a_terminal_and_elsewhere_the_text_is_untouched() -> None:
     on_terminal, stream = screen(terminal=True)
     on_terminal.token(token("\x1b[2J\x07\x7f\t", Kind.BONUS))
     assert "\u241b[2J\u2407\u2421\t" in stream.getvalue()
-
-
-def test_elsewhere_the_text_is_untouched() -> None:
     to_file, stream = screen(terminal=False)
     to_file.begin("not shown")
     to_file.token(token("\ta\r\n" + 300 * "long ", Kind.ACCEPTED))
@@ -338,11 +335,8 @@ def test_why_an_output_ended(reason: Reason | None, tokens: int, words: str) -> 
     assert ending(reason, replace(counted(Counts(tokens=tokens)), settings={"max_tokens": 12})) == words
 
 
-def test_what_was_used_for_sampling_is_shown() -> None:
+def test_what_was_used_for_sampling_is_shown_and_an_audit_whenever_it_was_asked_for() -> None:
     assert "temperature 0.7, top_k 20, max_tokens 4096" in table(Counts(), temperature=0.7, top_k=20, max_tokens=4096)
-
-
-def test_an_audit_is_shown_whenever_it_was_asked_for() -> None:
     assert "0 draft tokens were drawn from their rows" in table(Counts(), audit=True)
     assert "drawn from" not in table(Counts())
 

@@ -85,12 +85,6 @@ def generated_over_tls(cli: Cli, tls: tuple[str, ...], target: str, safe: str, d
     mistaken.failed(f"target at {target}: it does not speak TLS", 1)
 
 
-@pytest.mark.parametrize("given", [["mine"], ["=folder"], ["one=a", "--lora-modules", "two=b"]])
-def test_adapters_that_cannot_be_served(cli: Cli, given: list[str]) -> None:
-    for role in ("target", "drafter"):
-        cli("serve", role, "--model", "bundled:chat", "--lora-modules", *given).failed("takes one adapter, as NAME")
-
-
 def test_a_host_that_nothing_is_called_is_found_before_a_model_is_loaded(cli: Cli) -> None:
     for server in ("ngram", "target --model no-model", "http --target-model no-model", "grpc --target 127.0.0.1:9"):
         ended = cli("serve", *server.split(), "--host", "nosuch.invalid", "--port", "0")
@@ -117,7 +111,7 @@ def test_a_port_that_is_taken_is_found_before_a_model_is_loaded_or_a_target_is_l
 def test_ports_of_one_command_differ(cli: Cli) -> None:
     own = ("--target-model", "bundled:target", "--drafter-model", "bundled:drafter-a", "--port", "17471")
     for server, flag in (
-        (("target", "--model", "bundled:target", "--port", "17471"), "--metrics-port"),
+        (("target", "--model", "bundled:target", *own[-2:]), "--metrics-port"),
         (("http", *own), "--grpc-port"),
         (("http", *own), "--target-port"),
         (("http", *own, "--workers", "2"), "--grpc-port"),
@@ -148,6 +142,20 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
     assert err.count("is open to") == 1
 
 
+API_HERE = ("http", "--port", "0", "--target", "127.0.0.1:9", "--model", "tiny")
+OUT_OF_RANGE = (
+    (["--target", "nowhere"], "--target must be HOST:PORT"),
+    (["--drafter", "127.0.0.1:9"], "--drafter must be NAME=HOST:PORT"),
+    (["--drafter", "a=127.0.0.1"], "--drafter must be HOST:PORT"),
+    (["--drafter", "a=127.0.0.1:9", "--drafter", "a=127.0.0.1:8"], "have the same name"),
+    (["--drafter", "auto=127.0.0.1:9"], "crossdraft: a drafter needs a name: 'auto' stands for the fastest"),
+    (["--drafter", "none", "--drafter", "a=127.0.0.1:8"], "--drafter none is no drafter: leave out the others, or"),
+    (["--model", "large"], "--model was given 2 times (tiny, large), and a server has one model"),
+    (["--untrusted-drafter", "b"], "--untrusted-drafter names 'b', but no --drafter has that name"),
+    (["--api-keys", "/nowhere/keys"], "cannot read the API keys"),
+)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -159,10 +167,16 @@ def test_an_ngram_drafter_needs_no_model_and_warns_of_an_open_port_once() -> Non
         (["target", "--model", "x", "--chat-template", "/no"], "cannot read --chat-template /no: No such file"),
         (["target", "--model", "x", "--chat-template", OF_HELM], f"--chat-template {OF_HELM}, line 1: unexpected '/'"),
         (["target", "--model", "x", "--logit-noise", "1"], "No such option: --logit-noise"),
+        *(
+            ([role, "--model", "bundled:chat", "--lora-modules", *given.split()], "takes one adapter, as NAME")
+            for given in ("mine", "=folder", "one=a --lora-modules two=b")
+            for role in ("target", "drafter")
+        ),
+        *(([*API_HERE, *options], complaint) for options, complaint in OUT_OF_RANGE),
     ],
 )
 def test_options_of_another_service_or_out_of_range(cli: Cli, options: list[str], complaint: str) -> None:
-    cli("serve", *options).failed(complaint)
+    cli("serve", *options).failed(complaint, lines=1 if options[0] == "http" else None)
 
 
 def test_a_chat_template_that_is_nested_too_deeply_is_refused(cli: Cli, tmp_path: Path) -> None:
@@ -284,8 +298,8 @@ def test_where_there_is_no_server(cli: Cli, target: str) -> None:
     nobody = cli("generate", "--server", "127.0.0.1:1", *SHORT)
     nobody.failed("check that the service runs there", 1)
     assert "server at 127.0.0.1:1" in nobody.err
-    other = cli("generate", "--server", target, *SHORT)
-    other.failed(f"what listens at {target} does not serve crossdraft.v1.Generation; check the address", 1)
+    complaint = f"what listens at {target} does not serve crossdraft.v1.Generation; check the address"
+    cli("generate", "--server", target, *SHORT).failed(complaint, 1)
     assert cli("generate", "--server", "nowhere", *SHORT).code == 2
     assert cli("generate", "--model", "toy", *SHORT).code == 2
 
@@ -347,9 +361,13 @@ def one(target_folder: Path, drafter_folder: Path) -> "Iterator[tuple[subprocess
         yield started
 
 
+def client_of(ready: dict[str, Any], retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://{ready['address']}/v1", api_key="none", timeout=300, max_retries=retries)
+
+
 @pytest.fixture
 def asked(one: "tuple[subprocess.Popen[str], dict[str, Any]]") -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"http://{one[1]['address']}/v1", api_key="none", timeout=300, max_retries=0) as client:
+    with client_of(one[1]) as client:
         yield client
 
 
@@ -388,7 +406,7 @@ def long_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ended_by_a_second_signal(server: "subprocess.Popen[str]", ready: dict[str, Any]) -> None:
     """Whatever the first one lets go on."""
-    with openai.OpenAI(base_url=f"http://{ready['address']}/v1", api_key="none", timeout=300, max_retries=0) as client:
+    with client_of(ready) as client:
         settings: Any = {"model": ready["model"], "prompt": PROMPT, "max_tokens": 4000}
         stream = client.completions.create(**settings, extra_body={"ignore_eos": True}, stream=True)
         next(stream)
@@ -415,7 +433,7 @@ def test_the_models_are_beside_several_workers(one, asked, long_target, drafter_
     with own_models(long_target, *own, workers=2) as (server, ready):
         for pid in ready["workers"]:
             for _ in range(4):
-                with openai.OpenAI(base_url=f"http://{ready['address']}/v1", api_key="none", timeout=300) as client:
+                with client_of(ready, openai.DEFAULT_MAX_RETRIES) as client:
                     done = client.completions.create(model=ready["model"], **settings, extra_body=body)
                 assert done.choices[0].text == expected
             if pid == ready["workers"][0]:
@@ -472,41 +490,21 @@ def test_certificates_that_cannot_be_used(cli: Cli, folder: Path) -> None:
         cli(*command).failed(complaint)
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--target", "nowhere"], "--target must be HOST:PORT"),
-        (["--drafter", "127.0.0.1:9"], "--drafter must be NAME=HOST:PORT"),
-        (["--drafter", "a=127.0.0.1"], "--drafter must be HOST:PORT"),
-        (["--drafter", "a=127.0.0.1:9", "--drafter", "a=127.0.0.1:8"], "have the same name"),
-        (["--drafter", "auto=127.0.0.1:9"], "crossdraft: a drafter needs a name: 'auto' stands for the fastest"),
-        (["--drafter", "none", "--drafter", "a=127.0.0.1:8"], "--drafter none is no drafter: leave out the others, or"),
-        (["--model", "large"], "--model was given 2 times (tiny, large), and a server has one model"),
-        (["--untrusted-drafter", "b"], "--untrusted-drafter names 'b', but no --drafter has that name"),
-        (["--api-keys", "/nowhere/keys"], "cannot read the API keys"),
-    ],
-)
-def test_options_out_of_range(cli: Cli, options: list[str], complaint: str) -> None:
-    serve = ("serve", "http", "--port", "0", "--target", "127.0.0.1:9", "--model", "tiny")
-    cli(*serve, *options).failed(complaint, lines=1)
-
-
 def test_none_is_no_drafter(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[LocalModel] = []
     monkeypatch.setattr(serve, "_serve_api", lambda api, *_: found.append(serve._local_model(api, {})))
-    assert cli("serve", "http", "--target", "127.0.0.1:9", "--model", "tiny", "--drafter", "none").code == 0
+    none = ("serve", *API_HERE, "--drafter", "none")
+    assert cli(*none).code == 0
     assert [model.drafters for model in found] == [()]
-    here = ("--model", "tiny", "--target", "127.0.0.1:9", "--drafter-model", "bundled:drafter-b")
-    assert "leave it out" in cli("serve", "http", *here, "--drafter", "none").err
+    assert "leave it out" in cli(*none, "--drafter-model", "bundled:drafter-b").err
 
 
-@pytest.mark.parametrize("front", ["http", "grpc"])
-def test_how_long_outputs_wait_for_a_target(cli: Cli, monkeypatch: pytest.MonkeyPatch, front: str) -> None:
+def test_how_long_outputs_wait_for_a_target(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[LocalOptions] = []
     monkeypatch.setattr(serve, "_serve_api", lambda _, local, *__: found.append(local))
-    waits = ("--target-wait-seconds", "0.5", "--reply-wait-seconds", "90")
-    assert cli("serve", front, "--target", "127.0.0.1:9", "--model", "tiny", *waits).code == 0
-    assert [(local.patience.target_seconds, local.patience.reply_seconds) for local in found] == [(0.5, 90)]
+    for front in ("http", "grpc"):
+        cli("serve", front, *API_HERE[3:], "--target-wait-seconds", "0.5", "--reply-wait-seconds", "90").says()
+    assert [(local.patience.target_seconds, local.patience.reply_seconds) for local in found] == [(0.5, 90)] * 2
 
 
 def test_without_the_extra_only_http_cannot_be_served() -> None:
