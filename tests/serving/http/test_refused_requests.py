@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2 as httpx
 import pytest
@@ -398,3 +399,10 @@ async def test_a_bug_is_an_error_of_the_server(served: Front, outputs: FakeBacke
     with pytest.raises(BadRequestError):
         await served.complete(prompt=[])
     await outputs.wait_running(0)
+
+
+async def test_a_bug_behind_a_question_for_the_head_is_an_error_of_the_server(served, outputs, monkeypatch) -> None:
+    monkeypatch.setattr(outputs, "models", Mock(side_effect=ZeroDivisionError("a bug")))
+    reply = await served.http.head("/v1/models", headers={"x-request-id": "r-1"})
+    assert (reply.status_code, reply.headers["x-request-id"]) == (500, "r-1")
+    assert reply.headers["content-type"] == "application/json"

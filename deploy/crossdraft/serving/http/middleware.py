@@ -53,10 +53,10 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # the server sends no body then
-            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         scope[ID_KEY] = name = _named(headers.get(REQUEST_ID))
+        if scope["method"] == "HEAD":  # the server sends no body then
+            scope = {**scope, "method": "GET"}
         begun = False
 
         async def send_named(message: Message) -> None:
