@@ -158,12 +158,13 @@ async def test_leaving_ends_an_output_also_where_another_request_waits_behind_it
         await outputs.wait_running(0)
 
 
-async def test_a_stream_is_cut_and_has_no_other_reply_in_it_where_what_follows_is_no_request() -> None:
+@pytest.mark.parametrize("before", [b"", HEALTH], ids=["alone", "behind a request"])
+async def test_a_stream_is_cut_and_has_no_other_reply_in_it_where_what_follows_is_no_request(before: bytes) -> None:
     outputs = FakeBackend(waits_after=1)
     async with limited(outputs) as server:
         streams = await server.connect(POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
         assert await answered(streams) == b"HTTP/1.1 200 OK\r\n"
-        streams[1].write(b"hello\r\n\r\n")
+        streams[1].write(before + b"hello\r\n\r\n")
         assert b"HTTP/1.1" not in await rest(streams)
         await outputs.wait_running(0)
 
