@@ -108,6 +108,7 @@ FAULTS = (  # after the smallest configuration, and what is said
     ("grace_seconds: -1\n", r"line 5: grace_seconds: "),
     *((f"{key}: x\n", rf"line 5: {key}: there is no such field") for key in ("5", "~", "on", "2024-01-01")),
     ("? [a, b]\n: c\n", "line 5: a key must be text"),
+    ("? [a, b]\n: {c: 1, c: 2}\n", "line 5: a key must be text"),
     ("http:\n  ? {a: b}\n  : c\n", "line 6: a key must be text"),
     ("      override_generation_config: {2024-01-01: 1}\n", "line 5: .*: it must be an object with some of"),
     ("      override_generation_config: {top_k: 2024-01-01}\n", "line 5: .*: top_k must be a whole number"),

@@ -186,7 +186,8 @@ def _mappings(node: Node, room: Iterator[int], where: str = "") -> Iterator[tupl
             yield from _mappings(entry, room, where)
     if isinstance(node, MappingNode):
         for key, value in node.value:
-            yield from _mappings(value, room, where if key.tag == MERGE else f"{where}{key.value}.")
+            if isinstance(key, ScalarNode):  # of others `_check_keys` says that they must be text
+                yield from _mappings(value, room, where if key.tag == MERGE else f"{where}{key.value}.")
         yield node, where
 
 
