@@ -140,12 +140,13 @@ def load_model(options: LoadOptions) -> LoadedModel:
         weights += [(folder / "adapter_config.json").read_text()]
     if quantization is not None:
         quantize(model)
+    head = model.get_output_embeddings()
     description = Description(
         model=name,
         tokenizer_json=tokenizer.tokenizer_json if larger is None else larger.spelled(tokenizer.tokenizer_json),
         controls=tokenizer.controls,
         stops=tokenizer.stops,
-        vocabulary_size=_row_length(model),
+        vocabulary_size=len(embedding_weight(model) if head is None else head.weight),
         context=length_of(model, options.max_model_len),
         fingerprint="",
         chat_template=tokenizer.chat_template,
@@ -374,11 +375,6 @@ def quantize(model: PreTrainedModel) -> None:
         ) from error
     head = model.get_output_embeddings()
     quantize_(model, Int8WeightOnlyConfig(), lambda module, _: type(module) is nn.Linear and module is not head)
-
-
-def _row_length(model: PreTrainedModel) -> int:
-    head = model.get_output_embeddings()
-    return len(head.weight) if head is not None else len(embedding_weight(model))
 
 
 class FollowingHead(nn.Module):
