@@ -17,14 +17,7 @@ from torch.fx import GraphModule
 from transformers import PreTrainedModel
 
 from crossdraft.engine import compilation
-from crossdraft.engine.compilation import (
-    CompiledForward,
-    JoinedLinear,
-    PackedLinear,
-    pack,
-    padded,
-    use_experts_on_device,
-)
+from crossdraft.engine.compilation import CompiledForward, JoinedLinear, PackedLinear, pack, padded
 from crossdraft.engine.engine import Engine
 from crossdraft.engine.requests import ForwardRequest as Request
 from crossdraft.lab import models
@@ -209,7 +202,7 @@ def test_experts_compute_the_same_where_groups_would_wait_for_the_device(name, e
     expected = model(ids).logits
     monkeypatch.setattr(compilation, "_grouped_waits", lambda weight: True)
     monkeypatch.setattr(compilation, "grouped_mm_experts_forward", None)
-    use_experts_on_device(model)
+    compilation.use_experts_on_device(model)
     torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
 
 

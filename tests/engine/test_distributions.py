@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 
 from crossdraft.engine.device import fetched
-from crossdraft.engine.sampling.distributions import (
-    Columns,
-    History,
-    RowTable,
-    Warping,
-    cut_distributions,
-    distributions,
-    row_table,
-    tempered,
-)
+from crossdraft.engine.sampling import distributions as distributions_module
+from crossdraft.engine.sampling.distributions import Columns, History, RowTable, Warping, distributions, row_table
 from crossdraft.types.messages import SamplingOptions
 from tests.engine.tiny import drafting_distributions, nodes
 from tests.verification.toys import row_of
@@ -254,10 +246,10 @@ def test_what_a_drafter_draws_from_is_the_distribution_cut(options: SamplingOpti
     """Whatever it is narrowed to: the most probable ids by `tempered`, as multiples of 2^-24."""
     logits = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(seed)) * 3
     warping = Warping.of([options], [len(logits)], logits.device)
-    best = tempered(logits, warping).topk(row_width)
+    best = distributions_module.tempered(logits, warping).topk(row_width)
     expected = torch.zeros(logits.shape, dtype=torch.float64).scatter_(-1, best.indices, best.values)
     for width in {0, warping.width}:
-        weights, columns = cut_distributions(logits, replace(warping, width=width), row_width)
+        weights, columns = distributions_module.cut_distributions(logits, replace(warping, width=width), row_width)
         found = torch.zeros_like(expected).scatter_(-1, columns, weights)
         np.testing.assert_allclose(found, expected / expected.sum(-1, keepdim=True), atol=row_width * 2.0**-24)
         assert weights.sum(-1).tolist() == [1.0] * len(logits)

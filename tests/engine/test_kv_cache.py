@@ -15,20 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossdraft.engine import device
+from crossdraft.engine import device, kv_cache_manager
 from crossdraft.engine.device import available_memory
 from crossdraft.engine.kv_cache import MIB, CachePlan, KVCache, LayerShape, MemoryShare, WindowedLayers
-from crossdraft.engine.kv_cache_manager import (
-    BLOCK,
-    UNIT,
-    CacheEntry,
-    Extent,
-    KVCacheManager,
-    PrefixIndex,
-    SlotAllocator,
-    SlotPool,
-    size_for,
-)
+from crossdraft.engine.kv_cache_manager import BLOCK, UNIT, Extent, KVCacheManager, PrefixIndex, SlotAllocator, size_for
 from crossdraft.engine.names import NumberOutOfRangeError
 from crossdraft.engine.requests import CachedTokens, common_prefix
 from crossdraft.engine.requests import ForwardRequest as Request
@@ -116,7 +106,7 @@ def test_the_longest_is_found_whatever_came_and_went(data: st.DataObject) -> Non
     assert set(prefixes.longest(asked)) == {owner for owner, count in shared.items() if most and count == most}
 
 
-class Cells(SlotPool):
+class Cells(kv_cache_manager.SlotPool):
     """A store of ids instead of keys and values."""
 
     def __init__(self, places: int) -> None:
@@ -136,15 +126,19 @@ class Cells(SlotPool):
     def is_finite(self, start: int, count: int) -> bool:
         return -2 not in self.cells[start : start + count]
 
-    def of(self, entry: CacheEntry) -> tuple[int, ...]:
+    def of(self, entry: kv_cache_manager.CacheEntry) -> tuple[int, ...]:
         start = entry.extents[0].start
         return tuple(self.cells[start : start + len(entry.cached.ids)])
 
 
-def fed(cells: Cells, manager: KVCacheManager, request: Request) -> int:
+def managed(places: int = SLOTS, reuse: bool = True) -> tuple[Cells, KVCacheManager]:
+    cells = Cells(places)
+    return cells, KVCacheManager([cells], reuse=reuse)
+
+
+def fed(manager: KVCacheManager, request: Request) -> int:
     """Seats the request and feeds it all; how many ids had to be fed."""
-    entry = manager.allocate(request)
-    assert entry is not None
+    (cells,), entry = manager.pools, manager.allocate(request)
     assert cells.of(entry) == entry.cached.ids
     kept = common_prefix(entry.cached.ids, request.context)
     start, end = entry.extents[0].start, entry.extents[0].start + len(request.context) + len(request.tree)
@@ -164,8 +158,7 @@ def text(size: int, last: int = 0) -> tuple[int, ...]:
 @settings(max_examples=examples(30, 60))
 @given(st.data())
 def test_random_histories(data: st.DataObject) -> None:
-    cells = Cells(SLOTS)
-    manager = KVCacheManager([cells])
+    cells, manager = managed()
     contexts: dict[str, tuple[int, ...]] = {}
     closed = dict.fromkeys("abcdef", 0)
     for _ in range(data.draw(st.integers(1, 25))):
@@ -184,7 +177,7 @@ def test_random_histories(data: st.DataObject) -> None:
         request = Request(session, context[: 4 * UNIT - nodes], TokenTree((7,) * nodes, tuple(range(-1, nodes - 1))))
         admitted = manager.can_allocate(request)
         if admitted:
-            fed(cells, manager, request)
+            fed(manager, request)
             contexts[session] = request.context
         else:
             assert manager.allocate(request) is None
@@ -202,55 +195,51 @@ def test_random_histories(data: st.DataObject) -> None:
 
 
 def test_a_session_starts_with_what_another_one_has_of_its_text() -> None:
-    cells = Cells(SLOTS)
-    manager = KVCacheManager([cells])
-    assert fed(cells, manager, Request("a", text(100))) == 100
-    assert fed(cells, manager, Request("b", text(101, 5))) == 2
-    assert fed(cells, manager, Request("c", text(BLOCK))) == BLOCK  # 31 of them: less than a block
+    _, manager = managed()
+    assert fed(manager, Request("a", text(100))) == 100
+    assert fed(manager, Request("b", text(101, 5))) == 2
+    assert fed(manager, Request("c", text(BLOCK))) == BLOCK  # 31 of them: less than a block
     manager.close("a")
     manager.close("b")
     assert manager.slots_in_use == UNIT
-    assert fed(cells, manager, Request("d", (*text(101, 5), 9))) == 1  # in b's own places
-    assert fed(cells, manager, Request("e", (*text(100), 9))) == 1  # in a's: it has one more than b
+    assert fed(manager, Request("d", (*text(101, 5), 9))) == 1  # in b's own places
+    assert fed(manager, Request("e", (*text(100), 9))) == 1  # in a's: it has one more than b
     assert manager.slots_in_use == UNIT + 4 * UNIT
 
 
 def test_nobody_starts_with_what_others_have_where_that_is_not_wanted() -> None:
-    cells = Cells(SLOTS)
-    manager = KVCacheManager([cells], reuse=False)
+    _, manager = managed(reuse=False)
     long = text(3 * BLOCK)
-    assert fed(cells, manager, Request("one", long)) == 3 * BLOCK
-    assert fed(cells, manager, Request("two", long)) == 3 * BLOCK
+    assert fed(manager, Request("one", long)) == 3 * BLOCK
+    assert fed(manager, Request("two", long)) == 3 * BLOCK
     manager.close("one")
     manager.close("two")
     assert manager.slots_in_use == 0
-    assert fed(cells, manager, Request("three", long)) == 3 * BLOCK
+    assert fed(manager, Request("three", long)) == 3 * BLOCK
 
 
 def test_nobody_starts_with_what_are_no_numbers() -> None:
-    cells = Cells(SLOTS)
-    manager = KVCacheManager([cells])
-    assert fed(cells, manager, Request("a", text(100))) == 100
+    cells, manager = managed()
+    assert fed(manager, Request("a", text(100))) == 100
     first = manager.get("a")
     assert first is not None
     cells.cells[first.extents[0].start + 70] = -2
-    assert fed(cells, manager, Request("b", (*text(100), 9))) == 101
+    assert fed(manager, Request("b", (*text(100), 9))) == 101
     manager.close("b")
-    assert fed(cells, manager, Request("c", (*text(100), 9, 9))) == 1  # b's are numbers
+    assert fed(manager, Request("c", (*text(100), 9, 9))) == 1  # b's are numbers
 
 
 def test_what_ended_sessions_left_goes_first_and_the_latest_used_last() -> None:
-    cells = Cells(4 * UNIT)
-    manager = KVCacheManager([cells])
+    _, manager = managed(4 * UNIT)
     for name, last in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
-        fed(cells, manager, Request(name, (last,) * 40))
+        fed(manager, Request(name, (last,) * 40))
         manager.close(name)
-    assert fed(cells, manager, Request("again", (1,) * 41)) == 1  # a's own places
-    assert fed(cells, manager, Request("new", (5,) * 40)) == 40  # b's places
-    assert fed(cells, manager, Request("third", (3,) * 41)) == 1
+    assert fed(manager, Request("again", (1,) * 41)) == 1  # a's own places
+    assert fed(manager, Request("new", (5,) * 40)) == 40  # b's places
+    assert fed(manager, Request("third", (3,) * 41)) == 1
     manager.close("third")
-    assert fed(cells, manager, Request("fourth", (7,) * 40)) == 40  # d's: c's text was used later
-    assert fed(cells, manager, Request("fifth", (3,) * 42)) == 1
+    assert fed(manager, Request("fourth", (7,) * 40)) == 40  # d's: c's text was used later
+    assert fed(manager, Request("fifth", (3,) * 42)) == 1
     assert not manager.can_allocate(Request("sixth", (8,)))
     assert manager.allocate(Request("sixth", (8,))) is None
     assert manager.can_allocate(Request("fifth", (3,) * UNIT))
@@ -258,18 +247,17 @@ def test_what_ended_sessions_left_goes_first_and_the_latest_used_last() -> None:
 
 
 def test_an_extent_grows_where_it_lies_or_moves_even_over_itself() -> None:
-    cells = Cells(4 * UNIT)
-    manager = KVCacheManager([cells])
-    assert fed(cells, manager, Request("a", (1,) * 10)) == 10
-    assert fed(cells, manager, Request("a", (1,) * UNIT * 2)) == UNIT * 2 - 10
-    assert fed(cells, manager, Request("b", (2,) * UNIT)) == UNIT
-    assert fed(cells, manager, Request("c", (3,) * UNIT)) == UNIT
+    _, manager = managed(4 * UNIT)
+    assert fed(manager, Request("a", (1,) * 10)) == 10
+    assert fed(manager, Request("a", (1,) * UNIT * 2)) == UNIT * 2 - 10
+    assert fed(manager, Request("b", (2,) * UNIT)) == UNIT
+    assert fed(manager, Request("c", (3,) * UNIT)) == UNIT
     manager.close("a")
-    assert fed(cells, manager, Request("c", (3,) * UNIT * 2)) == UNIT  # a's two units
+    assert fed(manager, Request("c", (3,) * UNIT * 2)) == UNIT  # a's two units
     manager.close("b")
     manager.close("c")
-    assert fed(cells, manager, Request("d", (2,) * (UNIT + 1))) == 1  # on from b's, whose place is too small
-    assert fed(cells, manager, Request("d", (2,) * UNIT * 4)) == 3 * UNIT - 1  # all there is, its own places included
+    assert fed(manager, Request("d", (2,) * (UNIT + 1))) == 1  # on from b's, whose place is too small
+    assert fed(manager, Request("d", (2,) * UNIT * 4)) == 3 * UNIT - 1  # all there is, its own places included
 
 
 # The memory of the KV cache: how much it is, and when it is taken.

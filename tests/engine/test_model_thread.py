@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
@@ -233,25 +234,17 @@ def test_a_submitter_whose_loop_is_gone_does_not_stop_the_thread(worker: ModelTh
     assert len(asyncio.run(come())) == 5
 
 
+@dataclass(eq=False)
 class Sizes(SamplerRequest[tuple[int, int]]):
     """How many rows a request has, and how many requests were answered together."""
 
-    def __init__(self, logits: torch.Tensor, kind: str = "", bad: bool = False) -> None:
-        self._logits = logits
-        self._kind = kind
-        self._bad = bad
-
-    @property
-    def rows(self) -> torch.Tensor:
-        return self._logits
-
-    @property
-    def kind(self) -> str:
-        return self._kind
+    rows: torch.Tensor | None = None
+    kind: str = ""
+    bad: bool = False
 
     def launch(self, requests: "Sequence[Sizes]") -> Fetching[list[tuple[int, int]]]:
         yield ()
-        if any(request._bad for request in requests):
+        if any(request.bad for request in requests):
             raise ValueError("no answer")
         return [(len(request.rows), len(requests)) for request in requests]
 
@@ -333,8 +326,7 @@ async def test_paths_are_the_same_in_windows_and_in_captured_forwards(model: Pre
 class Host:
     """A clock that is set."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now

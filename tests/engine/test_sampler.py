@@ -17,19 +17,11 @@ from hypothesis import strategies as st
 from crossdraft.drafter.sampling import Draws
 from crossdraft.engine import model_thread
 from crossdraft.engine.requests import ForwardRequest
-from crossdraft.engine.sampling import distributions
+from crossdraft.engine.sampling import distributions, sampler
 from crossdraft.engine.sampling.clocks import Clocks, Moments
 from crossdraft.engine.sampling.distributions import Columns, History, Nodes, NothingLeftError, Warping, tempered
 from crossdraft.engine.sampling.paths import Paths
-from crossdraft.engine.sampling.sampler import (
-    DistributionRequest,
-    DrawRequest,
-    RowRequest,
-    SampleRequest,
-    SamplerRequest,
-    ScoreRequest,
-    TopRequest,
-)
+from crossdraft.engine.sampling.sampler import DistributionRequest, DrawRequest, RowRequest, SampleRequest, TopRequest
 from crossdraft.text.letters import Letters, from_bytes
 from crossdraft.types.messages import IMPOSSIBLE, NoiseKey, Sample, SamplingOptions
 from crossdraft.types.rows import Row
@@ -54,7 +46,7 @@ WORDS = st.integers(0, 2**64 - 1)
 MOMENTS = st.tuples(st.builds(NoiseKey, WORDS, st.integers(0, 2**32)), st.integers(0, 2**40))
 
 
-def batched(requests: Sequence[SamplerRequest[Any]]) -> list[list[int]]:
+def batched(requests: Sequence[sampler.SamplerRequest[Any]]) -> list[list[int]]:
     jobs: Any = [SimpleNamespace(sampling=request) for request in requests]
     return [[jobs.index(job) for job in batch] for batch in model_thread.alike(jobs)]
 
@@ -89,11 +81,11 @@ def test_the_most_probable_ids_come_along() -> None:
     assert sorted(token for token, _ in first.likely) == list(range(SIZE))
 
 
-OF_LOGITS: dict[str, Callable[[torch.Tensor, SamplingOptions], SamplerRequest[Any]]] = {
+OF_LOGITS: dict[str, Callable[[torch.Tensor, SamplingOptions], sampler.SamplerRequest[Any]]] = {
     "samples": lambda logits, options: SampleRequest(nodes(logits, options), CLOCKS, KEY, OFFSETS),
     "rows": lambda logits, options: RowRequest(nodes(logits, options), 8),
     "rows of listed ids": lambda logits, options: RowRequest(nodes(logits, options), 0, [np.arange(SIZE)] * 4),
-    "scores": lambda logits, options: ScoreRequest(nodes(logits, options), [1] * 4, 2),
+    "scores": lambda logits, options: sampler.ScoreRequest(nodes(logits, options), [1] * 4, 2),
     "distributions": lambda logits, options: DistributionRequest(logits, options, 8),
     "whole distributions": lambda logits, options: DistributionRequest(logits, options, 0),
     "top": lambda logits, options: TopRequest(logits, options, CLOCKS, [(KEY, 0)] * 4, False, 3),
@@ -354,12 +346,9 @@ OPTIONS = (
 DRAW = torch.Generator().manual_seed(11)
 
 
-LARGE = SIZES[-1]
-
-
 def case(size: int, options: SamplingOptions, threads: int, flag: bool) -> object:
     """By default a small vocabulary, and what is most likely to differ in the largest one."""
-    small, large = size == 256 and flag == (options in OPTIONS[::2]), size == LARGE and options is OPTIONS[3]
+    small, large = size == 256 and flag == (options in OPTIONS[::2]), size == SIZES[-1] and options is OPTIONS[3]
     usual = threads == 2 and (small or (large and not flag))
     return pytest.param(size, options, threads, flag, marks=[] if usual else full)
 
@@ -402,7 +391,7 @@ def plain(found: object) -> object:
     return tuple(map(plain, found)) if isinstance(found, (tuple, list)) else found
 
 
-def check(requests: list[SamplerRequest]) -> None:
+def check(requests: list[sampler.SamplerRequest]) -> None:
     together = result(*requests)
     assert len(together) == len(requests)
     for request, found, count in zip(requests, together, COUNTS, strict=True):

@@ -14,18 +14,8 @@ import numpy as np
 
 from crossdraft.engine.requests import ForwardRequest
 from crossdraft.engine.scheduler import Pause, Scheduler
-from crossdraft.speculation.choice import (
-    PLAIN,
-    TREES,
-    Choice,
-    Controller,
-    DraftSeen,
-    Fixed,
-    Judged,
-    Lifecycle,
-    PassSeen,
-    arms_for,
-)
+from crossdraft.speculation import choice as choices
+from crossdraft.speculation.choice import PLAIN, TREES, Choice, Controller, DraftSeen, Fixed, Lifecycle, arms_for
 from crossdraft.speculation.controller import Arms, Kind, TargetController
 from crossdraft.speculation.estimates import BRANCHED
 
@@ -395,6 +385,7 @@ class Output:
     # Epochs.
 
     def _next(self, choice: Choice | None = None) -> None:
+        self._flush()
         flight = self._flight
         if flight is not None and flight.first == self._frontier:
             flight.first = flight.last = 0
@@ -430,7 +421,7 @@ class Output:
         if 0 < self._choice.review_after <= self._unreviewed and self._flight is None and self._frontier > self._rows:
             self._review()
         elif self._ahead and self._known > self._judged:
-            self._compare()
+            self._judge(compared=True)
         elif self._frontier <= self._rows:
             if self._known > self._judged:
                 self._judge()
@@ -442,7 +433,6 @@ class Output:
         elif self._known > self._judged or not self._begun or self._flight is not None or self._awaits:
             return False
         else:
-            self._flush()
             self._next()
         return True
 
@@ -451,10 +441,17 @@ class Output:
         """Whether draft tokens will come that the output is not past already."""
         return self._due and self._ahead <= self._choice.max_draft_tokens
 
-    def _judge(self) -> None:
-        held = self._simulation.rng.random() < self._acceptance
-        self._emit(1, accepted=int(held), refused=not held)
-        self._held() if held else self._refused()
+    def _judge(self, compared: bool = False) -> None:
+        """A draft token, by a row; or beside a token that the target has drawn already."""
+        world = self._simulation.world
+        chance = world.match if compared and not world.samples else 1.0
+        held = self._simulation.rng.random() < self._acceptance * chance
+        self._emit(int(not compared), accepted=int(held), refused=not held)
+        if held:
+            self._ahead -= compared
+            self._held()
+        else:
+            self._next()
 
     def _review(self) -> None:
         self._flush()
@@ -464,16 +461,6 @@ class Output:
         else:
             self._next(choice)
 
-    def _compare(self) -> None:
-        world = self._simulation.world
-        held = self._simulation.rng.random() < self._acceptance * (1.0 if world.samples else world.match)
-        self._emit(0, accepted=int(held), refused=not held)
-        if held:
-            self._ahead -= 1
-            self._held()
-        else:
-            self._refused()
-
     def _held(self) -> None:
         self._judged += 1
         if self._choice.overlap:
@@ -481,10 +468,6 @@ class Output:
             if wanted >= self._asked + (self._choice.chunk if self._due else 1):
                 self._asked = wanted
                 self._tell()
-
-    def _refused(self) -> None:
-        self._flush()
-        self._next()
 
     def _settle(self) -> None:
         self._emit(1, settled=1)
@@ -508,7 +491,7 @@ class Output:
     def _flush(self) -> None:
         _, accepted, refused, tokens, settled = self._report
         if accepted or refused or tokens:
-            self._controller.observe(Judged(accepted, bool(refused), tokens, settled), self._now)
+            self._controller.observe(choices.Judged(accepted, bool(refused), tokens, settled), self._now)
         self._report = [0, 0, False, 0, 0]
 
     # Waiting for draft tokens.
@@ -565,7 +548,7 @@ class Output:
         if self._left <= 0:
             return
         plain = flight.half > 0 or not self._choice.drafts
-        self._controller.observe(PassSeen(done.seconds, 1, done.sessions, done.fed), self._now)
+        self._controller.observe(choices.PassSeen(done.seconds, 1, done.sessions, done.fed), self._now)
         if over:
             self._flight = None
         if plain:

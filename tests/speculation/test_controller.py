@@ -10,37 +10,14 @@ from typing import Any
 
 import pytest
 
+from crossdraft.speculation import choice as choices
 from crossdraft.speculation import estimates
-from crossdraft.speculation.choice import (
-    LONG_RUN,
-    PLAIN,
-    Choice,
-    Controller,
-    DraftSeen,
-    Fixed,
-    Judged,
-    Lifecycle,
-    PassSeen,
-    arms_for,
-)
+from crossdraft.speculation.choice import PLAIN, Choice, DraftSeen, Fixed, Judged, Lifecycle, PassSeen, arms_for
 from crossdraft.speculation.controller import MANY, SILENT, Arms, OutputController, TargetController
 from crossdraft.speculation.estimates import Times
 from crossdraft.speculation.selection import Record
-from tests.speculation.simulator import (
-    CHAINS,
-    KIND,
-    TOKENS,
-    WITH_TREES,
-    Simulation,
-    World,
-    arm_speeds,
-    arms_of,
-    cold,
-    controllers,
-    fixed_speed,
-    in_batches,
-    measured,
-)
+from tests.speculation import simulator
+from tests.speculation.simulator import CHAINS, KIND, TOKENS, Simulation, World, arm_speeds, controllers, fixed_speed
 from tests.verification.enumerating import few_or_full, full
 
 Cell = tuple[int, float, float, float, float, bool]
@@ -62,7 +39,7 @@ def world_of(acceptance: float, pass_ms: float, step_ms: float, trip_ms: float, 
 def test_no_drafter_is_not_judged_by_how_fast_a_machine_was_that_was_busy(outputs, seconds, slower, seed):
     world = world_of(0.02, 8, 1, 0, True)  # a drafter of no use
     busy = replace(world, pass_base=slower * world.pass_base, pass_each=slower * world.pass_each)
-    simulation = Simulation(busy, controllers(arms_of(world)), 96, outputs, seed)
+    simulation = Simulation(busy, controllers(simulator.arms_of(world)), 96, outputs, seed)
     simulation.speed(seconds)
     simulation.world = world
     simulation.speed(2.0)
@@ -82,7 +59,7 @@ FEW: list[Cell] = [
 
 def test_it_is_near_the_best_arm_and_never_slower_than_no_drafter() -> None:
     """0.9 of the best arm in nine of ten, 0.8 in all, and 0.97 of no drafter in all."""
-    found = [measured(world_of(*cell[1:]), cell[0]) for cell in FEW]
+    found = [simulator.measured(world_of(*cell[1:]), cell[0]) for cell in FEW]
     of_best, of_plain = (sorted(one) for one in zip(*((one.of_best, one.of_plain) for one in found), strict=True))
     assert of_best[0] >= 0.8, of_best
     assert of_best[1] >= 0.9, of_best
@@ -97,7 +74,7 @@ def test_it_is_so_in_the_whole_grid(outputs: int) -> None:
     found = []
     for number, cell in enumerate(cells):
         samples = bool(number % 2) ^ bool(number // len(TRIPS) // len(STEPS) % 2)
-        found.append(measured(world_of(*cell, samples), outputs, seed=1 + number % 20))
+        found.append(simulator.measured(world_of(*cell, samples), outputs, seed=1 + number % 20))
     of_best, of_plain = (sorted(one) for one in zip(*((one.of_best, one.of_plain) for one in found), strict=True))
     assert sum(one >= 0.9 for one in of_best) >= 0.75 * len(found), of_best
     assert of_best[0] >= 0.6, of_best
@@ -109,7 +86,7 @@ def test_it_is_so_in_the_whole_grid(outputs: int) -> None:
 def test_it_learns_also_from_outputs_that_all_end_before_a_trial_is_over(outputs: int, pass_ms: int, tokens: int):
     """A trial goes on at the next batch; while outputs end, load by load, nothing is begun anew."""
     world = world_of(0.95, pass_ms, 1, 0, True)
-    assert fmean(in_batches(world, outputs, tokens, 4, seed) for seed in range(6)) >= 0.78
+    assert fmean(simulator.in_batches(world, outputs, tokens, 4, seed) for seed in range(6)) >= 0.78
 
 
 @pytest.mark.parametrize("crowded", [estimates.CROWDED, full(2 * estimates.CROWDED)])
@@ -122,7 +99,7 @@ def test_it_finds_overlapping_where_that_is_the_best_by_a_fifth(crowded: float, 
     best = max(speeds, key=lambda arm: speeds[arm])
     assert best.overlap
     assert all(speeds[best] > 1.2 * speed for arm, speed in speeds.items() if not arm.overlap)
-    assert measured(world, 24, then=200).of_best >= 0.83
+    assert simulator.measured(world, 24, then=200).of_best >= 0.83
 
 
 @pytest.mark.parametrize("acceptance", [0.9, full(0.6)])
@@ -132,13 +109,13 @@ def test_it_finds_rounds_on_one_device_that_overlapped_arms_slow_down(acceptance
     world = World(acceptance, **costs, drafter_trip=0.0008, target_trip=0.0008, noise=0.03, samples=True, shared=True)
     speeds = arm_speeds(world, 1)
     assert not max(speeds, key=lambda arm: speeds[arm]).overlap
-    assert fmean(measured(world, 1, seed, 60, 200).of_best for seed in range(4)) >= 0.9
+    assert fmean(simulator.measured(world, 1, seed, 60, 200).of_best for seed in range(4)) >= 0.9
 
 
 @pytest.mark.parametrize("world", [world_of(0.5, 12, 2, 0, True), full(world_of(0.8, 12, 2, 20, True))])
 def test_outputs_that_change_from_rounds_to_overlapping_are_in_step_within_a_few_passes(world: World) -> None:
     """In two groups, each with every second pass, they would have three fifths of their speed for 50 passes."""
-    eight = [arm for arm in WITH_TREES if arm.max_draft_tokens == 8]
+    eight = [arm for arm in simulator.WITH_TREES if arm.max_draft_tokens == 8]
     rounds, overlapped = (next(arm for arm in eight if arm.overlap == own) for own in (False, True))
     found = []
     for seed in range(6):
@@ -157,7 +134,7 @@ def test_outputs_that_change_from_rounds_to_overlapping_are_in_step_within_a_few
 @pytest.mark.parametrize("stall", [0.0, 0.3])
 def test_the_first_five_outputs_have_most_of_what_there_is(cell: tuple[float, float, float, float, bool], stall: float):
     """A stall in a first use is nobody's: its own seconds apart, nothing changes."""
-    found = [cold(replace(world_of(*cell), stall=stall), seed=seed).of_best for seed in range(6)]
+    found = [simulator.cold(replace(world_of(*cell), stall=stall), seed=seed).of_best for seed in range(6)]
     assert sum(found) / len(found) >= (0.81 if stall else 0.85), found
 
 
@@ -225,7 +202,7 @@ def test_it_follows_a_drafter_that_becomes_useless_and_good_again(outputs: int) 
     plain, best = arm_speeds(good, outputs)[PLAIN], max(arm_speeds(good, outputs).values())
     found = []
     for seed in range(6):
-        simulation = Simulation(good, controllers(arms_of(good)), 4096, outputs, seed)
+        simulation = Simulation(good, controllers(simulator.arms_of(good)), 4096, outputs, seed)
         simulation.speed(400 * 0.012)
         simulation.world = useless
         simulation.speed(200 * outputs / plain)
@@ -255,10 +232,10 @@ def test_it_follows_the_load(many: int) -> None:
 def test_a_tree_ends_where_a_step_costs_more_than_it_brings(temperature: float) -> None:
     """The probability that is asked for is a step's cost in tokens; none of draft tokens that are drawn."""
     for step in (0.0005, 0.0025):
-        make = controllers(WITH_TREES, ("seeded", temperature, None))
+        make = controllers(simulator.WITH_TREES, ("seeded", temperature, None))
         found: list[float] = []
 
-        def noted(make: Callable[[], Controller] = make, found: list[float] = found) -> Controller:
+        def noted(make: Callable[[], choices.Controller] = make, found: list[float] = found) -> choices.Controller:
             controller = make()
             assert isinstance(controller, OutputController)
             choose = controller.choose
@@ -342,7 +319,7 @@ def test_a_drafter_that_stands_aside_is_asked_again_after_a_while() -> None:
     output.observe(DraftSeen(0, 0.001, 0.001, aside="no room"), 0.1)
     assert not output.choose(0.1).drafts
     assert output.choose(0.1).reason == "the drafter cannot go on with this text: no room"
-    output.observe(Judged(0, False, 4 * LONG_RUN, 1), 0.2)
+    output.observe(Judged(0, False, 4 * choices.LONG_RUN, 1), 0.2)
     assert output.choose(0.3).drafts
 
 
@@ -385,7 +362,7 @@ def test_a_drafter_is_wanted_while_one_may_be_used() -> None:
     output.choose(0.0)
     output.observe(DraftSeen(0, None, 0.001, aside="no room"), 0.0)
     assert not output.wants_drafter(0.0)  # its run need not end before it is asked again
-    output.observe(Judged(0, False, 4 * LONG_RUN, 1), 0.2)
+    output.observe(Judged(0, False, 4 * choices.LONG_RUN, 1), 0.2)
     assert output.wants_drafter(0.0)
 
 

@@ -24,18 +24,8 @@ from crossdraft.target import service
 from crossdraft.target.service import Request, joined
 from crossdraft.text.grammar import Grammar
 from crossdraft.text.letters import Side
-from crossdraft.types.messages import (
-    MAX_RUN,
-    FetchRow,
-    NoiseKey,
-    OpenTarget,
-    Pass,
-    PassDone,
-    RowFetched,
-    RunTo,
-    Sample,
-    SamplingOptions,
-)
+from crossdraft.types import messages
+from crossdraft.types.messages import MAX_RUN, NoiseKey, OpenTarget, Pass, PassDone, RunTo, Sample, SamplingOptions
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.engine.gathering import nothing, standing
 from tests.engine.tiny import nodes
@@ -119,7 +109,7 @@ async def test_what_was_drawn_and_not_committed_is_drawn_again(target_model: Run
     again = await talk.draw(run_of(2, 5, tuple(one.token for one in due[:3])))
     same(samples_of(again), due[3:])
     with pytest.raises(ProtocolBroken, match=r"has answered \[\]"):  # a run leaves no rows
-        await talk.answer(FetchRow(2, 0))
+        await talk.answer(messages.FetchRow(2, 0))
 
 
 async def test_a_pass_over_a_tree_after_a_run_feeds_the_tree_only(target_model: RunningModel) -> None:
@@ -153,9 +143,7 @@ async def test_runs_share_steps(target_model: RunningModel) -> None:
     assert target_model.thread.steps - before < 23  # 30 if none were shared, 10 if all were
 
 
-async def test_a_run_that_does_not_fit_is_refused_before_it_begins_or_goes_on_so_far(
-    target_model: RunningModel,
-) -> None:
+async def test_a_run_that_does_not_fit_is_refused_before_it_begins_or_goes_on_so_far(target_model):
     opening = OpenTarget(PROMPT * 20, PENALISED, NoiseKey(1))
     with pytest.raises(ContextTooLong, match="a run of 30 has 129 tokens"):
         await Talk(target_model, opening).draw(run_of(1, 30))
@@ -281,7 +269,7 @@ def test_replies_that_wait_are_told_together() -> None:
     assert (both.seconds, both.queued, both.forwards, both.shared, both.fed) == (1.0, 0.5, 2, 5, 5)
     assert (both.first, both.more) == (4, True)
     assert joined(one, replace(other, number=4)) is None
-    assert joined(RowFetched(3, 0, ROW), other) is None
+    assert joined(messages.RowFetched(3, 0, ROW), other) is None
 
 
 @dataclass(frozen=True)

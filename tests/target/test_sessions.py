@@ -19,18 +19,8 @@ from crossdraft.rpc.server import Listening, Server
 from crossdraft.target.service import MAX_WAITING_REQUESTS, Reply, TargetService
 from crossdraft.text import grammar
 from crossdraft.text.grammar import Bits, Grammar, GrammarError, GrammarMatcher
-from crossdraft.types.messages import (
-    IMPOSSIBLE,
-    MAX_SCORED,
-    FetchRow,
-    NoiseKey,
-    OpenTarget,
-    Pass,
-    PromptScored,
-    Sample,
-    SamplingOptions,
-    ScorePrompt,
-)
+from crossdraft.types import messages
+from crossdraft.types.messages import IMPOSSIBLE, FetchRow, NoiseKey, OpenTarget, Pass, Sample, SamplingOptions
 from crossdraft.types.rows import Row
 from crossdraft.types.trees import ROOT, TokenTree
 from tests.drafter.streaming import Gate
@@ -149,7 +139,7 @@ async def test_samples_are_the_keyed_draws_at_their_letter_offsets(target: Targe
         assert sample.token == target_model.clocks.noise.draw(row.ids, row.probabilities, KEY, offset)
 
 
-@pytest.mark.parametrize("size", [2, MAX_SCORED + 1])
+@pytest.mark.parametrize("size", [2, messages.MAX_SCORED + 1])
 async def test_a_prompt_is_scored_piece_by_piece(target_model: RunningModel, size: int) -> None:
     """No more rows of logits are computed at once than a piece has, and passes go on as if nothing had been scored."""
     prompt, rows = tuple(7 + (31 * at) % 400 for at in range(size)), list[int]()
@@ -157,17 +147,17 @@ async def test_a_prompt_is_scored_piece_by_piece(target_model: RunningModel, siz
     with torch.inference_mode():
         due = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
     hook = model.get_output_embeddings().register_forward_hook(lambda _, __, out: rows.append(out[..., 0].numel()))
-    talk, pieces = Talk(target_model, OpenTarget(prompt, GREEDY, None)), list[PromptScored]()
+    talk, pieces = Talk(target_model, OpenTarget(prompt, GREEDY, None)), list[messages.PromptScored]()
     first = min(3, size - 1)  # from there on
-    talk.ask(ScorePrompt(first, 2), Pass(1, (), TokenTree()))
+    talk.ask(messages.ScorePrompt(first, 2), Pass(1, (), TokenTree()))
     while not pieces or pieces[-1].more:
         piece = await talk.receive()
-        assert isinstance(piece, PromptScored)
+        assert isinstance(piece, messages.PromptScored)
         pieces.append(piece)
     done = await talk.receive()
     hook.remove()
-    assert max(rows) <= MAX_SCORED
-    assert [piece.first for piece in pieces] == list(range(first, size, MAX_SCORED))
+    assert max(rows) <= messages.MAX_SCORED
+    assert [piece.first for piece in pieces] == list(range(first, size, messages.MAX_SCORED))
     tokens = [token for piece in pieces for token in piece.tokens]
     assert [token.token for token in tokens] == list(prompt[first:])
     for token, row in zip(tokens, due[first - 1 :], strict=False):
@@ -177,18 +167,14 @@ async def test_a_prompt_is_scored_piece_by_piece(target_model: RunningModel, siz
     assert token_of(done.nodes[0]) == int(due[-1].argmax())
 
 
-def a_pass(number: int = 1, committed: tuple[int, ...] = (), tree: TokenTree = TREE) -> Pass:
-    return Pass(number, committed, tree)
-
-
 @pytest.mark.parametrize(
     ("request_sent", "error", "complaint"),
     [
-        (ScorePrompt(len(PROMPT), 0), ProtocolBroken, "those from 1 on can be scored, not from 5"),
-        (a_pass(number=2), ProtocolBroken, "pass 2 is out of order; pass 1 is next"),
+        (messages.ScorePrompt(len(PROMPT), 0), ProtocolBroken, "those from 1 on can be scored, not from 5"),
+        (Pass(2, (), TREE), ProtocolBroken, "pass 2 is out of order; pass 1 is next"),
         (FetchRow(0, 0), ProtocolBroken, "rows of pass 0 are gone"),
-        (a_pass(committed=(100_000,)), BadRequest, "committed has the id 100000"),
-        (a_pass(committed=(1,) * 124), ContextTooLong, "133 tokens, and the context holds 128"),
+        (Pass(1, (100_000,), TREE), BadRequest, "committed has the id 100000"),
+        (Pass(1, (1,) * 124, TREE), ContextTooLong, "133 tokens, and the context holds 128"),
     ],
 )
 async def test_bad_requests_end_the_session_and_the_service_lives_on(
@@ -206,13 +192,14 @@ async def test_bad_requests_end_the_session_and_the_service_lives_on(
     [
         (OpenTarget((100_000,), GREEDY, None), BadRequest, "prompt has the id 100000"),
         (OpenTarget((1,) * 129, GREEDY, None), ContextTooLong, "the prompt has 129 tokens, and the context holds 128"),
+        (OpenTarget(PROMPT, SamplingOptions(grammar=Grammar.regex("(")), KEY), BadRequest, "unclosed group"),
     ],
 )
 async def test_bad_openings_are_refused_at_once(target: TargetClient, opening, error, complaint) -> None:
     with pytest.raises(error, match=complaint):
         await target.open(opening)
     async with target.session(OpenTarget((1,) * 128, GREEDY, None)) as session:
-        assert len((await session.run(a_pass(tree=TokenTree()))).nodes) == 1
+        assert len((await session.run(Pass(1, (), TokenTree()))).nodes) == 1
 
 
 async def row_alone(model: RunningModel, opening: OpenTarget, output: tuple[int, ...]) -> Row:
@@ -386,7 +373,7 @@ async def test_a_prompt_may_take_longer_than_a_reply_and_a_target_that_hangs_is_
             session = client.begin(OpenTarget(tuple(range(100)), GREEDY, None), heard)
             await heard.news.until(lambda: heard.is_open)
             gate.close()
-            session.send(ScorePrompt(98, 0) if scored else Pass(1, (), TokenTree()))
+            session.send(messages.ScorePrompt(98, 0) if scored else Pass(1, (), TokenTree()))
             for _ in range(4):
                 await gate.entered()
                 since = session.ledger.since
@@ -495,13 +482,6 @@ async def test_each_node_of_a_tree_has_the_mask_of_its_own_path(target_model: Ru
     stray = Talk(target_model, kept)
     with pytest.raises(BadRequest, match="the grammar allows no token of this vocabulary after"):
         await stray.answer(Pass(1, (b,), TokenTree()))
-
-
-async def test_a_grammar_is_compiled_when_a_session_opens_and_refused_if_it_cannot_be(target: TargetClient) -> None:
-    bad = OpenTarget(PROMPT, SamplingOptions(grammar=Grammar.regex("(")), KEY)
-    with pytest.raises(BadRequest, match="unclosed group"):
-        async with target.session(bad) as session:
-            await session.run(Pass(1, (), TokenTree()))
 
 
 async def test_masks_that_take_long_are_made_before_the_model_thread_has_the_pass(target_model, monkeypatch):

@@ -14,21 +14,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from crossdraft.text.affinity import (
-    ARRAYS,
-    Affinity,
-    AffinityMismatch,
-    Alignment,
-    Ids,
-    Matrix,
-    PairCounts,
-    Probabilities,
-    Windows,
-    co_occurrence,
-    load_affinity,
-    runs,
-    save_affinity,
-)
+from crossdraft.text import affinity as affinity_module
+from crossdraft.text.affinity import AffinityMismatch, Alignment, Matrix, Probabilities, Windows, load_affinity, runs
 from crossdraft.text.frequencies import FrequenciesError, TokenFrequencies, count_frequencies, read_frequencies
 from crossdraft.text.letters import Side, from_bytes
 from crossdraft.text.pairs import Pair
@@ -114,7 +101,7 @@ def test_tokens_that_are_not_shared_have_no_row(drafted: int) -> None:
         identity(TOYS).redistribute(np.array([0, drafted]), np.array([0.5, 0.5]))
 
 
-def ids(*values: int) -> Ids:
+def ids(*values: int) -> affinity_module.Ids:
     return np.array(values, dtype=np.int64)
 
 
@@ -148,20 +135,20 @@ def test_runs() -> None:
     assert (runs(ids(5, 0, 7), ids(2, 0, 3)).tolist(), runs(ids(), ids()).tolist()) == ([5, 6, 7, 8, 9], [])
 
 
-def affinity(kernel: Matrix) -> Affinity:
-    return Affinity.of(PAIR, kernel, TARGET.json, DRAFTER.json, "made up")
+def affinity(kernel: Matrix) -> affinity_module.Affinity:
+    return affinity_module.Affinity.of(PAIR, kernel, TARGET.json, DRAFTER.json, "made up")
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """The file of an affinity."""
-    save_affinity(affinity(identity(PAIR)), tmp_path / "affinity")
+    affinity_module.save_affinity(affinity(identity(PAIR)), tmp_path / "affinity")
     return tmp_path / "affinity"
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
     saved = affinity(identity(PAIR))
-    save_affinity(saved, tmp_path / "affinity")
+    affinity_module.save_affinity(saved, tmp_path / "affinity")
     loaded = load_affinity(tmp_path / "affinity")
     assert (loaded.target, loaded.drafter) == (tokenizer_digest(TARGET.json), tokenizer_digest(DRAFTER.json))
     assert (loaded.letters, loaded.ranks, loaded.made) == (saved.letters, saved.ranks, "made up")
@@ -188,7 +175,7 @@ def test_another_drafter_is_refused() -> None:
 def _rewritten(path: Path, name: str, value: object) -> None:
     """With another array, or another part of what is said of them."""
     with safe_open(path, "numpy") as file:
-        about, arrays = file.metadata(), {one: file.get_tensor(one) for one in ARRAYS}
+        about, arrays = file.metadata(), {one: file.get_tensor(one) for one in affinity_module.ARRAYS}
     if isinstance(value, str):
         about[name] = value
     else:
@@ -361,7 +348,7 @@ def test_co_occurrence_is_equation_two(names: tuple[str, str], length: int, neig
         weights = {token: float(np.exp((omega[own, token] - omega[own].max()) / tau)) for token in near}
         order = sorted(near, key=lambda token: (-round(weights[token], 9), token))
         rows[drafted] = {token: weights[token] for token in order[:neighbours]}
-    matrix = co_occurrence(pair, windows, tau, neighbours)
+    matrix = affinity_module.co_occurrence(pair, windows, tau, neighbours)
     assert windows.forgotten == 0
     if neighbours == 1:  # of equal covariances either may be the one
         assert (np.diff(matrix.starts).tolist(), matrix.weights.tolist()) == ([1] * len(rows), [1.0] * len(rows))
@@ -397,7 +384,7 @@ def test_two_draft_tokens_of_one_target_token_have_its_row() -> None:
     windows = Windows(target, 4)
     for text in CORPUS:
         windows.add(text)
-    matrix = co_occurrence(pair, windows, 0.01, 8)
+    matrix = affinity_module.co_occurrence(pair, windows, 0.01, 8)
     assert _row(matrix, 0) == _row(matrix, 2)
     assert len(_row(matrix, 0)) > 1
 
@@ -405,7 +392,7 @@ def test_two_draft_tokens_of_one_target_token_have_its_row() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=20), max_size=6), st.integers(1, 9))
 def test_pair_counts(batches: list[list[tuple[int, int]]], buffered: int) -> None:
-    counts = PairCounts(7, buffered=buffered)
+    counts = affinity_module.PairCounts(7, buffered=buffered)
     for batch in batches:
         found = np.array(batch, dtype=np.int64).reshape(-1, 2)
         counts.add(found[:, 0], found[:, 1])
@@ -415,7 +402,7 @@ def test_pair_counts(batches: list[list[tuple[int, int]]], buffered: int) -> Non
 
 
 def test_rare_pairs_are_forgotten_and_counted() -> None:
-    counts = PairCounts(100, most=4, buffered=1)
+    counts = affinity_module.PairCounts(100, most=4, buffered=1)
     ids = np.array([1, 1, 1, 2, 2, 2, 3, 4, 5])
     counts.add(ids, ids)
     left, _, seen = (part.tolist() for part in counts.entries())

@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossdraft.text.answers import (
-    REASONINGS,
-    TOOL_FORMATS,
-    AnswerForm,
-    AnswerParser,
-    Function,
-    Reasoning,
-    What,
-    after,
-    format_of,
-)
+from crossdraft.text import answers
+from crossdraft.text.answers import REASONINGS, TOOL_FORMATS, AnswerForm, AnswerParser, Function, Reasoning, What, after
 from crossdraft.text.grammar import Grammar, GrammarCompiler, GrammarError, of_letters
 from crossdraft.text.letters import NOTHING, ControlRole, from_bytes
 
@@ -123,7 +114,7 @@ def test_calls_have_ids_of_their_own_as_mistrals_templates_want_them() -> None:
 
 def test_the_format_and_the_reasoning_that_a_prompt_shows() -> None:
     templates = ("{{ '<tool_call>' }}", "[TOOL_CALLS]", "Environment: ipython", "{{ tools }}")
-    assert [*map(format_of, templates)] == ["hermes", "mistral", "llama3_json", "json"]
+    assert [*map(answers.format_of, templates)] == ["hermes", "mistral", "llama3_json", "json"]
     assert after(QWEN, "<|assistant|><think>\n") == Reasoning("<think>", "</think>", open=True)
     assert (after(R1, "<think>\n\n</think>\n\n"), after(QWEN, "<|assistant|>")) == (None, QWEN)
 

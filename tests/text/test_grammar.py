@@ -15,16 +15,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from crossdraft.text import grammar as grammar_module
-from crossdraft.text.grammar import (
-    MAX_LENGTH,
-    Bits,
-    Grammar,
-    GrammarCompiler,
-    GrammarError,
-    GrammarKind,
-    GrammarMatcher,
-    of_letters,
-)
+from crossdraft.text.grammar import MAX_LENGTH, Bits, Grammar, GrammarCompiler, GrammarError, GrammarKind, of_letters
 from crossdraft.text.letters import NOTHING, ControlRole, Letters, Side, from_bytes
 
 EOS = ControlRole.END_OF_SEQUENCE.letter
@@ -42,7 +33,7 @@ def spelled(texts: list[str]) -> list[Letters]:
     return [from_bytes(text.encode()) for text in texts]
 
 
-def matcher_of(grammar: Grammar, columns: list[Letters]) -> GrammarMatcher:
+def matcher_of(grammar: Grammar, columns: list[Letters]) -> grammar_module.GrammarMatcher:
     return GrammarCompiler(columns, [at for at, one in enumerate(columns) if one == EOS]).matcher(grammar)
 
 

@@ -6,17 +6,9 @@ from math import log10
 
 import pytest
 
+from crossdraft.text import report as report_module
 from crossdraft.text.letters import Letters, Side, is_plain
-from crossdraft.text.report import (
-    RANDOM_STRINGS,
-    CompatibilityReport,
-    Compositions,
-    Pieces,
-    combinations_of,
-    compare,
-    decoding,
-    quartiles,
-)
+from crossdraft.text.report import RANDOM_STRINGS, CompatibilityReport, Compositions, Pieces, combinations_of, compare
 from crossdraft.text.tokenization import Tokenization
 from crossdraft.text.vocabulary import Vocabulary
 from tests.text.kinds import CORPUS, kind
@@ -120,7 +112,7 @@ def test_decoding_is_another_question_than_the_letters() -> None:
     assert not found.target_decoding.holds
     assert found.target_decoding.strings > RANDOM_STRINGS
     assert found.drafter_injectivity.holds
-    assert decoding(kind("gpt2").tokenization(Side.TARGET), "def f(x):\n    return x\n").holds
+    assert report_module.decoding(kind("gpt2").tokenization(Side.TARGET), "def f(x):\n    return x\n").holds
 
 
 def test_statistics_of_combinations() -> None:
@@ -131,7 +123,7 @@ def test_statistics_of_combinations() -> None:
     assert found.log10_of_deviation == pytest.approx(2000 * log10(2) + log10(0.4))  # √(1/5 − 1/25)
     json.dumps(asdict(found))
     assert (combinations_of([0]).tokens, combinations_of([2, 2]).log10_of_deviation) == (0, 0)
-    assert quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
+    assert report_module.quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
 
 
 def test_what_a_tokenizer_writes_as_unknown_is_named() -> None:

@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from crossdraft.text import tokenization as tokenization_module
 from crossdraft.text.letters import ControlRole, Letters, Side, from_bytes, is_plain, to_bytes
 from crossdraft.text.pairs import Pair
-from crossdraft.text.tokenization import (
-    LetterDecoder,
-    NotExpressible,
-    Tokenization,
-    encode_beginning,
-    last_word_boundary,
-    segments_of,
-)
+from crossdraft.text.tokenization import LetterDecoder, NotExpressible, Tokenization, last_word_boundary, segments_of
 from crossdraft.text.vocabulary import Vocabulary
 from crossdraft.types.rows import DraftToken, Row
 from crossdraft.verification.methods import METHODS
@@ -235,7 +229,7 @@ def planned_for(name: str, drafter: str) -> tuple[Tokenization, Pair]:
 @given(name=st.sampled_from(list(TARGETS)), said=anything)
 def test_whatever_is_said_ends_at_worst_what_is_guessed_of_it(name: str, said: Letters) -> None:
     tokenization = TARGETS[name]()
-    ids = encode_beginning(tokenization.encode_continuation, said)
+    ids = tokenization_module.encode_beginning(tokenization.encode_continuation, said)
     assert all(0 <= token < tokenization.vocabulary.size for token in ids)
     kept = tokenization.encode_continuation(said, leave_out=True)
     assert all(0 <= token < tokenization.vocabulary.size for token in kept)

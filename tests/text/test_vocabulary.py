@@ -7,19 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdraft.text.letters import (
-    AFTER_ALL,
-    END,
-    EVENTS,
-    NAMELESS,
-    ControlRole,
-    Letters,
-    Side,
-    Spelling,
-    codes_of,
-    from_bytes,
-    is_plain,
-)
+from crossdraft.text import letters as letters_module
+from crossdraft.text.letters import AFTER_ALL, END, EVENTS, NAMELESS, ControlRole, Letters, Side, codes_of, is_plain
 from crossdraft.text.pairs import Pair
 from crossdraft.text.vocabulary import TokenizerNotSupported, Trie, Vocabulary
 from tests.text.kinds import PADDING, TOOL, Kind, kind
@@ -44,7 +33,8 @@ def test_each_id_has_letters_a_rank_and_its_kind(any_kind: Kind) -> None:
     assert len(beyond) == PADDING + 1
     assert not any(map(is_plain, beyond))
     assert vocabulary.letters[any_kind.id_of(TOOL)] == TOOL
-    assert vocabulary.letters[any_kind.id_of("naïve")] == from_bytes("naïve".encode())  # byte-level tokenizers, too
+    naive = vocabulary.letters[any_kind.id_of("naïve")]
+    assert naive == letters_module.from_bytes("naïve".encode())  # byte-level tokenizers, too
 
 
 def test_bytes_are_tokens_where_any_text_can_be_written_and_rank_behind_the_token_that_is() -> None:
@@ -168,7 +158,7 @@ def test_a_span_is_the_tokens_with_a_prefix(letters: list[str], prefix: str) -> 
 
 @given(words)
 def test_spelling_keeps_every_string(letters: list[str]) -> None:
-    spelling = Spelling.of([Letters(text) for text in letters])
+    spelling = letters_module.Spelling.of([Letters(text) for text in letters])
     for token, text in enumerate(letters):
         start = int(spelling.starts[token])
         assert spelling.rest(token, start).tolist() == codes_of(text).tolist()
