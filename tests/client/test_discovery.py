@@ -200,9 +200,7 @@ async def gone(pipeline: Pipeline, server: Server) -> None:
 
 
 @pytest.mark.parametrize("noticed", [False, True], ids=["at once", "later"])
-async def test_a_target_that_comes_back_with_another_model_is_described_anew(
-    target_model: RunningModel, drafter_model: RunningModel, drafter: DrafterClient, noticed: bool
-) -> None:
+async def test_a_target_that_is_back_with_another_model_is_read_anew(target_model, drafter_model, drafter, noticed):
     """The outputs of the model before end; none of their ids reach the other model."""
     other = Counting(drafter_model)
     async with served(Lasting(target_model)) as first, connect(first.address, drafter.address) as pipeline:

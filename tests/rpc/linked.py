@@ -5,7 +5,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -181,11 +181,9 @@ class RawLink:
 
     async def ended(self) -> tuple[grpc.StatusCode, str]:
         """How the link ends, with whatever comes before."""
-        try:
+        with suppress(grpc.aio.AioRpcError, EOFError):
             while True:
                 await self.receive()
-        except (grpc.aio.AioRpcError, EOFError):
-            pass
         return await self.call.code(), await self.call.details() or ""
 
 
@@ -195,14 +193,12 @@ class RawService:
 
     role: RoleCodec[Any, Any, Any]
     came: "asyncio.Queue[tuple[RawStream, list[tuple[int, Any]]]]" = field(default_factory=asyncio.Queue)  # frames
-    streams: list["RawStream"] = field(default_factory=list)
 
     async def describe(self, request: bytes, context: Any) -> bytes:
         return codec.encode_description(DESCRIPTION).SerializeToString()
 
     async def link(self, requests: AsyncIterator[bytes], context: Any) -> None:
         stream = RawStream(codec_of(context, self.role.server(None)), context)
-        self.streams.append(stream)
 
         async def read() -> None:
             async for raw in requests:
@@ -300,14 +296,12 @@ class Direct:
 
     def __init__(self, make: Callable[["Direct"], Any]) -> None:
         self.waiting: list[Any] = []
-        self.withins: list[float] = []  # seconds that each reply might wait when it was sent
         self.error: BaseException | None = None
         self.signs = 0  # that it works
         self.news = News()
         self.session = make(self)
 
     def send(self, reply: Any, within: float = 0.0, join: Callable[[Any, Any], Any] | None = None) -> None:
-        self.withins.append(within)
         joined = join(self.waiting[-1], reply) if join is not None and self.waiting else None
         self.waiting[-1:] = [*self.waiting[-1:], reply] if joined is None else [joined]
         self.news.changed()

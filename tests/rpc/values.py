@@ -117,18 +117,12 @@ scored = samples().flatmap(
 offsets = st.integers(0, 2**40)
 hidden = st.sets(offsets, max_size=4).map(lambda at: plain.HiddenStates(tuple(sorted(at)), b"abcdef" * len(at)))
 nodes = st.lists(maybe_logged, min_size=1, max_size=4) | samples()
+flags, small, likely = st.booleans(), st.integers(0, 1000), st.none() | st.integers(0, plain.MOST_LIKELY)
+runs, shares, first = st.integers(1, plain.MAX_RUN), st.integers(1, 1000), st.integers(0, plain.MAX_RUN)
+full_rows = whole_rows() | whole_rows().flatmap(lambda row: logged(row, 0))
+fetched = full_rows | maybe_logged.filter(lambda row: not row.whole)
 target_requests = st.one_of(
-    st.builds(
-        plain.OpenTarget,
-        id_tuples.filter(bool),
-        options,
-        noise,
-        st.integers(0, 1000),
-        st.none() | st.integers(0, plain.MOST_LIKELY),
-        st.booleans(),
-        id_tuples,
-        st.booleans(),
-    ),
+    st.builds(plain.OpenTarget, id_tuples.filter(bool), options, noise, small, likely, flags, id_tuples, flags),
     passes(),
     st.builds(plain.ScorePrompt, numbers, st.integers(0, plain.MOST_LIKELY)),
     st.builds(plain.FetchRow, numbers, st.integers(0, 100), st.none() | id_arrays),
@@ -136,27 +130,8 @@ target_requests = st.one_of(
 )
 target_replies = st.one_of(
     st.builds(plain.Opened, st.text(max_size=8)),
-    st.builds(
-        plain.PassDone,
-        numbers,
-        nodes.map(tuple),
-        seconds,
-        seconds,
-        st.booleans(),
-        st.integers(1, plain.MAX_RUN),
-        st.integers(1, 1000),
-        numbers,
-        st.integers(0, plain.MAX_RUN),
-        hidden,
-    ),
-    st.builds(
-        plain.RowFetched,
-        numbers,
-        st.integers(0, 100),
-        whole_rows()
-        | whole_rows().flatmap(lambda row: logged(row, 0))
-        | maybe_logged.filter(lambda row: not row.whole),
-    ),
+    st.builds(plain.PassDone, numbers, nodes.map(tuple), seconds, seconds, flags, runs, shares, numbers, first, hidden),
+    st.builds(plain.RowFetched, numbers, st.integers(0, 100), fetched),
     st.builds(plain.PromptScored, numbers, scored, seconds, st.booleans()),
 )
 

@@ -7,6 +7,7 @@ end comes.
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,7 +31,7 @@ from tests.clock import GONE, Stage
 from tests.conftest import FULL
 from tests.ports import LETTERS, assignment, toys
 from tests.session import sessions
-from tests.tables import ToyDrafter, ToyTarget, autoregressive_distribution, pair_of
+from tests.tables import ToyTarget, autoregressive_distribution, pair_of
 from tests.verification.toys import Turns, drafter_of, row_of
 
 MOST_STEPS = 2000
@@ -225,40 +226,24 @@ TREES = st.builds(
     st.sampled_from([0.0, 0.5]),
 )
 METHODS = st.sampled_from([SLEM, TLI, COUPLED, COUPLED_SHARED, UNION, RDK, SLRS])
+NUMBERS, SEEDS = st.lists(st.integers(0, 2**12), max_size=150), st.integers(0, 2**32)
 
 
 def life(
     method: Method, choices: list[Choice], numbers: list[int], targets: int, temperature: float, seed: int
 ) -> Interleaving:
     chooser = RandomChooser(np.random.default_rng(seed))
-    plan = assignment(
-        method,
-        pair=PAIR,
-        chooser=chooser,
-        controller=Turns(tuple(choices), not choices[0].overlap, unwanted=seed % 3, interrupts=seed % 2 > 0),
-        max_tokens=LENGTH,
-        targets=targets,
-    )
+    controller = Turns(tuple(choices), not choices[0].overlap, unwanted=seed % 3, interrupts=seed % 2 > 0)
+    asked = {"max_tokens": LENGTH, "targets": targets}
+    plan = assignment(method, pair=PAIR, chooser=chooser, controller=controller, **asked)
     plan = replace(plan, open_target=replace(plan.open_target, head=1))
-    target = ToyTarget(len(LETTERS), 1, chooser, temperature)
-
-    def drafter() -> ToyDrafter:
-        return drafter_of(method, PAIR, chooser)
-
+    target, drafter = ToyTarget(len(LETTERS), 1, chooser, temperature), partial(drafter_of, method, PAIR, chooser)
     stage = Stage(sessions.Followed(plan), target, drafter, method.drafter_rows)
     return Interleaving(stage, numbers, PAIR.drafter.size)
 
 
 @settings(max_examples=EXAMPLES)
-@given(
-    method=METHODS,
-    data=st.data(),
-    numbers=st.lists(st.integers(0, 2**12), max_size=150),
-    targets=st.integers(1, 2),
-    temperature=st.sampled_from([0.0, 1.0]),
-    mute=st.booleans(),
-    seed=st.integers(0, 2**32),
-)
+@given(METHODS, st.data(), NUMBERS, st.integers(1, 2), st.sampled_from([0.0, 1.0]), st.booleans(), SEEDS)
 def test_whatever_happens_the_output_is_whole(method, data, numbers, targets, temperature, mute, seed):
     kinds = LOCK_STEP if method.whole_draft else st.one_of(CHOICES, TREES) if method.samples else CHOICES
     choices = data.draw(st.lists(kinds, min_size=1, max_size=4))

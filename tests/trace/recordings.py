@@ -28,15 +28,12 @@ class Recorded:
 
     @property
     def counts(self) -> object:
-        """As the session's own."""
         return self._session.counts
 
     def start(self, now: float) -> list[Command]:
-        """As the session's own."""
         return self._kept(None, now, self._session.start(now))
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """As the session's own."""
         return self._kept(event, now, self._session.handle(event, now))
 
     def _kept(self, event: Event | None, now: float, commands: list[Command]) -> list[Command]:

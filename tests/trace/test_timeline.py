@@ -113,15 +113,10 @@ def test_epochs_follow_one_another() -> None:
 
 
 def test_refusals_hits_stalls_and_losses_are_marked() -> None:
+    stall = events.SetTimer(events.Timer.STALL, 1, 0.05)
     found = spans_of(
         *ROUND[:4],
-        step(
-            100.25,
-            passed(1, 0.10),
-            emitted(Kind.CORRECTED),
-            draft(2, adopt=4),
-            events.SetTimer(events.Timer.STALL, 1, 0.05),
-        ),
+        step(100.25, passed(1, 0.10), emitted(Kind.CORRECTED), draft(2, adopt=4), stall),
         step(100.30, events.Expired(events.Timer.STALL, 1), sent(2)),
         step(100.35, events.Lost(1, OSError("it is gone")), OTHER),
         step(100.36, events.Ready(3), sent(1, lane=3)),
@@ -276,10 +271,8 @@ def test_a_token_that_a_longer_one_replaces_is_refused_though_the_text_agrees() 
     p, answers = Row(np.array([0, 1]), np.array([0.2, 0.8])), [DraftToken(0, Row(np.array([0]), np.ones(1)))]
     step = next(walk)
     while not judged:
-        answer = (
-            answers.pop() if step == NeedDraftToken() else p if isinstance(step, NeedRow) and not step.known else None
-        )
-        step = walk.send(answer)
+        asked = isinstance(step, NeedRow) and not step.known
+        step = walk.send(answers.pop() if step == NeedDraftToken() else p if asked else None)
     assert str(judged[0]) == "'a': q 1.000, p 0.200, chance 0.200, refused: 'aa' takes its place"
 
 

@@ -258,14 +258,8 @@ class Runs:
 
     def output(self, seed: int, draft_tokens: int) -> tuple[int, ...]:
         """The output for a seed; without draft tokens there is no drafter."""
-        given = assignment(
-            SEEDED,
-            drafts=draft_tokens > 0,
-            pair=self.pair,
-            chooser=NO_CHOICE,
-            controller=lock_step(draft_tokens or 1),
-            max_tokens=LENGTH,
-        )
+        asked = {"pair": self.pair, "chooser": NO_CHOICE, "max_tokens": LENGTH}
+        given = assignment(SEEDED, drafts=draft_tokens > 0, controller=lock_step(draft_tokens or 1), **asked)
         return tuple(one.token for one in run_session(Session(given), *self.services(seed)).emitted)
 
     def services(self, seed: int) -> tuple[SeededTarget, SeededDrafter]:

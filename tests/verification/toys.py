@@ -157,14 +157,9 @@ class Setup(Enumerable):
 
     def played(self, chooser: Chooser) -> Stage:
         pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
-        given = assignment(
-            self.method,
-            pair=pair,
-            chooser=chooser,
-            controller=lock_step(self.draft_tokens, self.nodes),
-            max_tokens=self.length,
-            ignore_eos=self.ignore_end,
-        )
+        controller = lock_step(self.draft_tokens, self.nodes)
+        asked = {"max_tokens": self.length, "ignore_eos": self.ignore_end}
+        given = assignment(self.method, pair=pair, chooser=chooser, controller=controller, **asked)
         drafter = drafter_of(self.method, pair, chooser, self.temperature) if given.open_drafter else None
         return run_session(Session(given), self.target(chooser), drafter)
 
@@ -305,22 +300,12 @@ class Overlapped(Enumerable):
     def stage(self, chooser: Chooser) -> Stage:
         """The session and its services, before anything has happened."""
         pair = pair_of(self.toy.target, self.toy.drafter, self.toy.stops)
-        given = assignment(
-            self.method,
-            pair=pair,
-            chooser=chooser,
-            open_target=replace(OPEN_TARGET, prompt=(0,), head=min(self.head, 64)),
-            controller=Turns(self.choices, unwanted=self.unwanted, interrupts=self.interrupts),
-            max_tokens=self.length,
-            targets=self.targets,
-            tree_budget=self.tree_budget,
-            paths=self.paths,
-            committed=self.committed,
-        )
-
-        def drafter() -> ToyDrafter:
-            return drafter_of(self.method, pair, chooser)
-
+        opening = replace(OPEN_TARGET, prompt=(0,), head=min(self.head, 64))
+        controller = Turns(self.choices, unwanted=self.unwanted, interrupts=self.interrupts)
+        asked = {name: getattr(self, name) for name in ("targets", "tree_budget", "paths", "committed")}
+        asked |= {"pair": pair, "chooser": chooser, "max_tokens": self.length}
+        given = assignment(self.method, open_target=opening, controller=controller, **asked)
+        drafter = partial(drafter_of, self.method, pair, chooser)
         committed = self.committed, pair.target.letters_of(self.committed)
         return Stage(Session(given), self.target(chooser), drafter, self.method.drafter_rows, committed)
 
