@@ -28,13 +28,9 @@ async def test_a_recorder_is_told_of_every_event_and_what_it_led_to() -> None:
 
 
 async def test_what_was_measured() -> None:
-    session = Scripted(
-        [target_open(1), drafter_open(2)],
-        ((Ready, 2), [Send(2, DRAFT)]),
-        ((Replied, 2), [Send(1, PASS), Send(1, replace(PASS, number=2))]),
-        ((Replied, 1), []),
-        ((Replied, 1), [DONE]),
-    )
+    begin, passes = [target_open(1), drafter_open(2)], [Send(1, PASS), Send(1, SECOND)]
+    drafting = ((Ready, 2), [Send(2, DRAFT)]), ((Replied, 2), passes)
+    session = Scripted(begin, *drafting, ((Replied, 1), []), ((Replied, 1), [DONE]))
     driver = Driver(session, services_of(MemoryTarget(), MemoryDrafter()))
     await driver.run(lambda _: None)
     times = driver.times()

@@ -49,16 +49,16 @@ async def serving(address: str, service: str) -> int:
 
 
 async def test_the_generated_stub_talks_to_the_server():
-    async with Server(TARGET, PuppetService(), AT_ONCE) as server:
-        async with grpc.aio.insecure_channel(server.address) as channel:
-            stub = target_pb2_grpc.TargetStub(channel)
-            assert (await stub.Describe(common_pb2.DescribeRequest(), timeout=60)).fingerprint == "f1"
-            call = stub.Verify(timeout=60)
-            asked = [{"session": 1, "open": {"prompt": [1]}}, {"session": 1, "next_pass": {"number": 1}}]
-            await call.write(target_pb2.VerifyRequests(requests=asked))
-            replies: list[str] = []
-            while len(replies) < 2:
-                replies += [reply.WhichOneof("message") for reply in (await call.read()).replies]
+    service = Server(TARGET, PuppetService(), AT_ONCE)
+    async with service as server, grpc.aio.insecure_channel(server.address) as channel:
+        stub = target_pb2_grpc.TargetStub(channel)
+        assert (await stub.Describe(common_pb2.DescribeRequest(), timeout=60)).fingerprint == "f1"
+        call = stub.Verify(timeout=60)
+        asked = [{"session": 1, "open": {"prompt": [1]}}, {"session": 1, "next_pass": {"number": 1}}]
+        await call.write(target_pb2.VerifyRequests(requests=asked))
+        replies: list[str] = []
+        while len(replies) < 2:
+            replies += [reply.WhichOneof("message") for reply in (await call.read()).replies]
         assert replies == ["opened", "done"]
 
 

@@ -55,16 +55,14 @@ def opened(session: Session) -> list[events.Command]:
 def drafting() -> tuple[Session, Draft]:
     """A session that waits for draft tokens."""
     session = Session(assignment())
-    draft = requests(opened(session))[0]
-    assert isinstance(draft, Draft)
-    return session, draft
+    return session, only(Draft, opened(session))
 
 
 def passing() -> tuple[Session, Pass]:
     """A session that waits for a pass."""
     session, draft = drafting()
-    sent = only(Pass, session.handle(events.Replied(DRAFTER, DrafterLane(toys()[1], rows=True).answer(draft)), 1.0))
-    return session, sent
+    reply = DrafterLane(toys()[1], rows=True).answer(draft)
+    return session, only(Pass, session.handle(events.Replied(DRAFTER, reply), 1.0))
 
 
 def fetching() -> Session:
@@ -85,8 +83,8 @@ def scoring() -> tuple[Session, Score]:
     two = (DraftToken(1, Row.certain(1)), DraftToken(0, Row.certain(0)))
     drafted = Drafted(1, two, 0.0, "it stands aside")
     sent = only(Pass, session.handle(events.Replied(DRAFTER, drafted), 0.0))
-    score = only(Score, session.handle(events.Replied(TARGET, PassDone(1, (WHOLE,) * (1 + len(sent.tree)), 0.0)), 0.0))
-    return session, score
+    done = PassDone(1, (WHOLE,) * (1 + len(sent.tree)), 0.0)
+    return session, only(Score, session.handle(events.Replied(TARGET, done), 0.0))
 
 
 def requests(out: Iterable[object]) -> list[events.Request]:
@@ -154,8 +152,7 @@ def alone(method: Method = TLI, **changes: object) -> tuple[Session, Pass]:
     """A session without any drafter, and its first pass."""
     session = Session(assignment(method, drafts=False, **changes))
     session.start(0.0)
-    sent = only(Pass, session.handle(events.Ready(TARGET), 0.0))
-    return session, sent
+    return session, only(Pass, session.handle(events.Ready(TARGET), 0.0))
 
 
 def tokens_of(out: list[events.Command]) -> list[int]:

@@ -62,16 +62,13 @@ def owning(own: SamplingDefaults = OWN) -> known.Models:
     return replace(pair, target=replace(pair.target, defaults=own, context=4096))
 
 
-def test_what_a_request_leaves_out_is_the_models_own() -> None:
+def test_what_a_request_leaves_out_is_the_models_own_and_what_it_names_counts_also_if_it_is_the_usual_default() -> None:
     assigned = resolve(GenerationRequest("x"), owning())
     assert assigned.open_target.options == SamplingOptions(0.0, 20, 0.8, 0.1, 1.05)
     assert (assigned.request.max_tokens, assigned.method.name) == (700, "slem")  # greedy
     assert assigned.open_drafter.options == SamplingOptions(0.0, 20, 0.8, 0.1)
     plain = resolve(GenerationRequest("x"), models())
     assert (plain.open_target.options, plain.request.max_tokens) == (SamplingOptions(), 128)
-
-
-def test_what_a_request_names_counts_also_if_it_is_the_usual_default() -> None:
     asked = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0)
     assigned = resolve(GenerationRequest("x", options=asked, max_tokens=128), owning())
     assert assigned.open_target.options == SamplingOptions(1.0, 0, 1.0, 0.1, 1.05)
@@ -316,12 +313,9 @@ def chosen(**settings: object) -> Choice:
     return resolve(request, models()).controller.choose(0.0)
 
 
-def test_rounds_in_lock_step_have_k_draft_tokens() -> None:
+def test_rounds_have_k_draft_tokens_and_overlap_by_itself_waits_for_k_and_drafts_as_many_ahead() -> None:
     choice = chosen(overlap="off", num_speculative_tokens=3)
     assert (choice.max_draft_tokens, choice.min_draft_tokens, choice.overlap) == (3, 3, False)
-
-
-def test_overlap_by_itself_waits_for_k_and_drafts_as_many_ahead() -> None:
     choice = chosen(overlap="on", num_speculative_tokens=3)
     assert (choice.max_draft_tokens, choice.min_draft_tokens, choice.overlap, choice.branch_depth) == (6, 3, True, 0)
     assert chosen(overlap="on", num_speculative_tokens=64).max_draft_tokens == 64

@@ -162,14 +162,9 @@ class Interleaving:
     def _strange(self) -> None:
         """What nobody asked for."""
         whole = Row(np.array([0, 1]), np.array([0.5, 0.5]))
-        replies: tuple[events.Reply, ...] = (
-            PassDone(10**6, (), 0.0),
-            RowFetched(10**6, 0, whole),
-            Drafted(10**6, (), 0.0),
-            Drafted(0, (), 0.0),
-            Scored(10**6, np.array([0.5]), 0.0),
-        )
-        reply = self._pick(replies)
+        of_target = PassDone(10**6, (), 0.0), RowFetched(10**6, 0, whole)
+        of_drafter = Drafted(10**6, (), 0.0), Drafted(0, (), 0.0), Scored(10**6, np.array([0.5]), 0.0)
+        reply = self._pick([*of_target, *of_drafter])
         for lane in (*self.stage.targets, *self.stage.drafters, 10**6):
             self._perhaps(events.Replied(lane, reply))
         for lane in (*self.stage.targets, *self.stage.drafters):

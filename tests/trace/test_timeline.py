@@ -33,9 +33,7 @@ PASSES = (What.PASS, What.MISS)
 WORKS = (What.DRAFT, What.BRANCHES, What.SCORES, What.LATE, *PASSES)
 
 
-def step(
-    now: float, event: events.Event | None, *commands: events.Command, seconds: float = 0.0, misses: int = 0
-) -> Step:
+def step(now: float, event: events.Event | None, *commands: events.Command, seconds=0.0, misses=0) -> Step:
     return Step(now, event, commands, seconds, misses)
 
 
