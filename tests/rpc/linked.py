@@ -289,10 +289,7 @@ async def all_lost(heard: Iterable[Heard]) -> list[ServiceError]:
 
 class Direct:
     """A service's session without a link, whose replies wait until the test takes them; it is told as `Replies` are.
-
-    Args:
-        make: makes the session, which tells its replies here.
-    """
+    `make` makes the session, which tells its replies here."""
 
     def __init__(self, make: Callable[["Direct"], Any]) -> None:
         self.waiting: list[Any] = []

@@ -199,6 +199,7 @@ def with_key(files: TlsFiles, encryption: KeySerializationEncryption, key: Priva
 
 
 FOREIGN = Ed25519PrivateKey.generate()  # of a kind that gRPC could not use
+ENCRYPTED = BestAvailableEncryption(b"x")
 
 
 @pytest.mark.parametrize(
@@ -208,20 +209,11 @@ FOREIGN = Ed25519PrivateKey.generate()  # of a kind that gRPC could not use
             lambda ca: replace(ca.files("target"), key=ca.files("drafter").key),
             r"the key .*drafter.key does not belong to the certificate .*target.pem",
         ),
-        (
-            lambda ca: ca.files("target", begins=PAST),
-            r"target.pem has expired on .* UTC: renew it with `crossdraft certs",
-        ),
-        (
-            lambda ca: ca.files("target", begins=FUTURE),
-            r"target.pem is not valid before .* UTC: check this machine's clock",
-        ),
+        (lambda ca: ca.files("own", begins=PAST), r"own.pem has expired on .* UTC: renew it with `crossdraft certs"),
+        (lambda ca: ca.files("own", begins=FUTURE), r"own.pem is not valid before .* UTC: check this machine's clock"),
         (lambda ca: Cluster(ca.folder / "ended", PAST, 15).files("target", begins=PAST), "ca.pem has expired"),
         (lambda ca: replace(ca.files("a"), ca=ca.files("b").certificate), "is not the certificate of a CA"),
-        (
-            lambda ca: with_key(ca.files("a"), BestAvailableEncryption(b"x")),
-            "is encrypted: write it without a passphrase",
-        ),
+        (lambda ca: with_key(ca.files("a"), ENCRYPTED), "is encrypted: write it without a passphrase"),
         (lambda ca: with_key(ca.files("a"), serialization.NoEncryption(), FOREIGN), "use one of P-256 or RSA"),
     ],
     ids=["another key", "expired", "not yet valid", "of an expired CA", "of no CA", "encrypted", "not for gRPC"],

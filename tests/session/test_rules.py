@@ -1,8 +1,5 @@
-"""Which event is legal when; and random lives of sessions.
-
-Services are late, repeat themselves, lie, fall silent and come back. Whatever they do, what was emitted stays, and the
-end comes.
-"""
+"""Which event is legal when; and random lives of sessions: services are late, repeat themselves, lie, fall silent and
+come back. Whatever they do, what was emitted stays, and the end comes."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence

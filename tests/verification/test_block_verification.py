@@ -1,8 +1,5 @@
-"""Block verification: never fewer accepted draft tokens than token by token, and what breaks its distribution.
-
-That whole sessions are exact is enumerated with all other methods (test_exact_distributions and
-test_overlapped_distributions).
-"""
+"""Block verification: never fewer accepted draft tokens than token by token, and what breaks its distribution. That
+whole sessions are exact is enumerated with all methods (test_exact_distributions, test_overlapped_distributions)."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
@@ -94,10 +91,8 @@ def test_the_papers_example() -> None:
 @given(SEEDS, st.sampled_from([(2, 4), (3, 3), (4, 2)]), st.sampled_from([0.2, 1.0, 5.0]), st.booleans())
 def test_a_block_never_accepts_fewer(seed: int, shape: tuple[int, int], concentration: float, truncated: bool) -> None:
     """At least i draft tokens are accepted with at least the probability that they are token by token, for each i.
-
     Random distributions after each token, peaked and flat, some with draft tokens that the target never says and, in
-    truncated rows, a tail.
-    """
+    truncated rows, a tail."""
     size, count = shape
     rng = np.random.default_rng(seed)
     p, q = (rng.dirichlet(np.full(size, concentration), size + 1) for _ in range(2))

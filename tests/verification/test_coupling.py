@@ -30,9 +30,7 @@ def test_over_one_vocabulary_it_accepts_what_rejection_sampling_does(method: Met
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
 def test_over_shared_tokens_it_accepts_at_least_what_tli_does(toy: Toy) -> None:
-    """Of one token, whatever the distributions are; later ones are other distributions after another number of
-    tokens.
-    """
+    """Of one token, whatever the distributions are; later ones are others after another number of tokens."""
     first = [Setup(toy, method, 2, 2) for method in (COUPLED_SHARED, TLI)]
     distributions = [distribution_of(lambda chooser, one=one: one.played(chooser).emitted[0].kind) for one in first]
     assert distributions[0].get(Kind.ACCEPTED, 0) >= distributions[1].get(Kind.ACCEPTED, 0) - 1e-12

@@ -35,9 +35,7 @@ def suitable(method: Method) -> list[toys.Toy]:
 
 
 def shapes(method: Method, toy: toys.Toy) -> list[tuple[int, int]]:
-    """K = 1 to 3 and tokens; with two letters on a side also a round whose third draft token is judged, and one
-    more.
-    """
+    """K = 1 to 3 and tokens; with two letters on a side also rounds whose third draft token is judged, and one more."""
     longer = len(toy.target) == len(toy.drafter) == 2 and method in (STANDARD, TLI, SLEM, COUPLED)
     return [(1, 3), (2, 2), (2, 3), (3, 2)] + ([(3, 4)] if longer else [])
 

@@ -37,9 +37,7 @@ SEQUENCES = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size
 
 def cells() -> list[Setup]:
     """K = 1 to 3, with as many tokens as time allows: three in a round of three where a side has two letters.
-
-    Each pair with one K by default; what is excluded by an earlier piece takes three tokens.
-    """
+    Each pair with one K by default; what is excluded by an earlier piece takes three tokens."""
     out = []
     for toy in PAIRS:
         longest = 3 if min(len(toy.target), len(toy.drafter)) == 2 else 2
