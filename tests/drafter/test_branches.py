@@ -30,7 +30,7 @@ from crossdraft.types.trees import ROOT, tree_width
 from crossdraft.verification.noise import KeyedNoise
 from tests.drafter.streaming import Epoch, gated, together
 from tests.engine.taped import by_marks, taped, waits
-from tests.engine.tiny import drafting_distributions
+from tests.engine.tiny import DRAWS, drafting_distributions
 from tests.rpc.sessions import DrafterClient, ServiceSession
 from tests.services.conftest import loaded, running, save
 from tests.text.kinds import kind
@@ -465,14 +465,8 @@ def sent(reply: Drafted) -> tuple[object, ...]:
     return [one.token for one in reply.draft_tokens], branches, reply.reason
 
 
-SETTINGS = {
-    "greedy": (SamplingOptions(temperature=0), None),
-    "likeliest": (SamplingOptions(0.7, top_k=1), KEY),
-    "truncated": (SamplingOptions(0.8, top_k=20, min_p=0.01), KEY),
-    "truncated twice": (SamplingOptions(1.2, top_k=50, top_p=0.9), KEY),
-    "whole": (SamplingOptions(0.8), KEY),
-    "nucleus": (SamplingOptions(0.8, top_p=0.9), KEY),
-}
+SETTINGS = {"greedy": (DRAWS["likeliest"], None)} | {name: (options, KEY) for name, options in DRAWS.items()}
+SETTINGS["likeliest"] = SamplingOptions(0.7, top_k=1), KEY
 TEXTS = [b"The quick", b"def f(x):\n    return", b"a", b"Once upon a time there was", b"12 + 12 = "]
 
 

@@ -139,10 +139,8 @@ async def test_however_small_the_trees_are_the_scores_are_the_same(drafter, few,
     async with drafter.session(opening) as session:
         await session.draft(Draft(1, 0, NOTHING, TOKENS))
         expected = await session.score(Score(1, 0, strings, TOKENS))
-    monkeypatch.setattr(scoring, "STEP", 7)
-    monkeypatch.setattr(scoring, "TREE_NODES", room)
-    monkeypatch.setattr(scoring, "MOST_KEPT", 20)
-    monkeypatch.setattr(scoring, "MOST_DRAWN", 0)
+    for name, value in (("STEP", 7), ("TREE_NODES", room), ("MOST_KEPT", 20), ("MOST_DRAWN", 0)):
+        monkeypatch.setattr(scoring, name, value)
     async with drafter.session(opening) as session:
         await session.draft(Draft(1, 0, NOTHING, TOKENS))
         for _ in range(2):
@@ -176,7 +174,6 @@ async def test_drafting_goes_on_after_a_score_as_without_one(drafter: DrafterCli
     opening = OpenDrafter(PROMPT, WARM, NoiseKey(5), 6, few)
     steps = [Draft(1, 0, NOTHING, 4), Draft(2, 1, Letters("he t"), 4), Draft(3, 4, NOTHING, 4)]
     async with drafter.session(opening) as plain, drafter.session(opening) as scoring_too:
-        offset = 0
         for step in steps:
             expected = await plain.draft(step)
             got = await scoring_too.draft(step)

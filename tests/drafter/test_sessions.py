@@ -228,7 +228,6 @@ async def test_a_newer_epoch_drops_what_is_being_drafted(drafter_model: RunningM
 
 async def test_the_text_of_an_epoch_that_was_never_drafted_counts(drafter: DrafterClient, drafter_model: RunningModel):
     words = [Letters(f" word{number % 3}") for number in range(12)]
-
     session = DrafterSession(DrafterService(drafter_model), OPEN, lambda: None)
     talk = Direct(lambda replies: Conversation(session, replies))
     # Nothing waits between them: only the last one is drafted.

@@ -20,12 +20,8 @@ from crossdraft.engine.sampling import distributions
 SIZES = (1, 4, 16, 64)  # tokens of forwards that are captured, in the tests of the engine
 WAITING = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique_dim", "_unique2"}
 FROM_THE_HOST = {"lift_fresh", "lift_fresh_copy"}
-TO_THE_HOST = {"cpu", "item", "tolist", "nonzero", "masked_select", "equal", "unique", "__bool__", "__int__"} | {
-    "__float__",
-    "__index__",
-    "argwhere",
-    "is_nonzero",
-}
+TO_THE_HOST = {"cpu", "item", "tolist", "nonzero", "masked_select", "equal", "unique", "__bool__", "__int__"}
+TO_THE_HOST |= {"__float__", "__index__", "argwhere", "is_nonzero"}
 
 
 def by_marks(query: Tensor, key: Tensor, value: Tensor, marks: Tensor, how: Scores) -> Tensor:

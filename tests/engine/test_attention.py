@@ -78,13 +78,9 @@ def sessions(data: st.DataObject, most: int = 6, longest: int = 40) -> list[Inpu
 def check(
     data: st.DataObject, layouts: Sequence[Layout | Tensor], slices: Sequence[InputTokens], spoilt: bool = False
 ) -> None:
-    """Compares attention of these slices, and of padding after them, with one softmax a token.
+    """Compares attention of slices, in order of their tokens, and of padding after them, with one softmax a token.
 
-    Args:
-        data: of the example.
-        layouts: for each of WINDOWS.
-        slices: in order of their tokens.
-        spoilt: what none of them may read is NaN.
+    There is a layout for each of WINDOWS; where it is `spoilt`, what no slice may read is NaN.
     """
     key_heads, share, width = data.draw(st.sampled_from([(1, 1, 8), (2, 1, 8), (2, 2, 8), (1, 4, 16), (3, 3, 8)]))
     number = data.draw(st.integers(0, len(WINDOWS) - 1))

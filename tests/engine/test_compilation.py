@@ -28,11 +28,8 @@ from tests.engine.tiny import VOCABULARY, tiny_llama
 
 TEXT = tuple((5 * number + number // 7) % VOCABULARY for number in range(60))
 KERNEL = re.compile(r"^ *(?:buf\d+ = )?(cpp_\w+|extern_kernels\.\w+|torch\.ops\.\w+\.\w+)[\w.]*\(", re.MULTILINE)
-
-
 # Their own code takes something from the host, or asks the device for a size, and xmod wants a language first.
 HOSTS = {"cpmant", "falcon", "jetmoe", "longcat_flash", "phimoe", "xlm", "xmod"}
-
 COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor looks for g++ on a CPU, which is not here")
 REAL = compilation.inductor
 REQUESTS = [Request("a", (5, 17, 3, 88), tree_of([(1, 2), (1, 3), (9,)], 9)), Request("b", (4,))]

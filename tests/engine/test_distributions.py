@@ -39,9 +39,8 @@ def processors(options: SamplingOptions) -> LogitsProcessorList:
     """What transformers' generate would build, but in vLLM's order: there `min_p` comes before `top_k` and `top_p`."""
     chain = LogitsProcessorList()
     if options.logit_bias:
-        chain.append(
-            transformers.SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in options.logit_bias})
-        )
+        biases = {(token,): float(bias) for token, bias in options.logit_bias}
+        chain.append(transformers.SequenceBiasLogitsProcessor(biases))
     if options.repetition_penalty != 1:
         chain.append(transformers.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.temperature != 1:
@@ -124,15 +123,8 @@ def test_a_frequency_penalty_is_subtracted_for_each_time_and_a_presence_penalty_
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("min_tokens", [0, 3, 4])
 def test_bans_are_those_of_transformers(temperature: float, min_tokens: int) -> None:
-    options = SamplingOptions(
-        temperature,
-        top_k=4,
-        repetition_penalty=1.3,
-        allowed_token_ids=ALLOWED,
-        bad_word_ids=WORDS,
-        min_tokens=min_tokens,
-        end_ids=ENDS,
-    )
+    bans = {"allowed_token_ids": ALLOWED, "bad_word_ids": WORDS, "min_tokens": min_tokens, "end_ids": ENDS}
+    options = SamplingOptions(temperature, top_k=4, repetition_penalty=1.3, **bans)
     chain = processors(replace(options, temperature=temperature or 1.0, top_k=0))
     chain.append(transformers.SuppressTokensLogitsProcessor([token for token in range(SIZE) if token not in ALLOWED]))
     chain.append(transformers.NoBadWordsLogitsProcessor([list(word) for word in WORDS]))
@@ -257,8 +249,7 @@ def test_what_a_drafter_draws_from_is_the_distribution_cut(options: SamplingOpti
 
 def test_penalties_and_biases_are_not_the_drafters() -> None:
     options = SamplingOptions(presence_penalty=2, repetition_penalty=2, logit_bias=((0, 99.0),))
-    for (ids, weights), (plain_ids, plain) in zip(
-        drafting_distributions(LOGITS, options, 4), drafting_distributions(LOGITS, SamplingOptions(), 4), strict=True
-    ):
+    found, due = (drafting_distributions(LOGITS, each, 4) for each in (options, SamplingOptions()))
+    for (ids, weights), (plain_ids, plain) in zip(found, due, strict=True):
         np.testing.assert_array_equal(ids, plain_ids)
         np.testing.assert_array_equal(weights, plain)

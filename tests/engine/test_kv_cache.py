@@ -1,6 +1,5 @@
 """Extents, the prefix index and the KV cache manager: what is recorded as cached lies in the slots, and no live
-session loses its own.
-"""
+session loses its own."""
 
 import math
 import os
@@ -184,7 +183,6 @@ def test_random_histories(data: st.DataObject) -> None:
         assert set(manager._live) == set(contexts)
         for name, held in contexts.items():
             entry = manager.get(name)
-            assert entry is not None
             assert cells.of(entry) == entry.cached.ids == held
         sizes = [size_for(len(held)) for held in contexts.values()]
         assert sum(sizes) <= manager.slots_in_use <= SLOTS
@@ -221,9 +219,7 @@ def test_nobody_starts_with_what_others_have_where_that_is_not_wanted() -> None:
 def test_nobody_starts_with_what_are_no_numbers() -> None:
     cells, manager = managed()
     assert fed(manager, Request("a", text(100))) == 100
-    first = manager.get("a")
-    assert first is not None
-    cells.cells[first.extents[0].start + 70] = -2
+    cells.cells[manager.get("a").extents[0].start + 70] = -2
     assert fed(manager, Request("b", (*text(100), 9))) == 101
     manager.close("b")
     assert fed(manager, Request("c", (*text(100), 9, 9))) == 1  # b's are numbers

@@ -111,15 +111,9 @@ async def test_errors_reach_only_their_submitter(worker: ModelThread) -> None:
         raise LookupError("at once")
         yield from ()
 
-    good, bad_id, too_long, failed, failed_at_once, other = await gathered(
-        worker,
-        greedy("a", PROMPT, 3),
-        greedy("b", (VOCABULARY,), 1),
-        greedy("c", (1,) * 127, 5),
-        broken(),
-        broken_at_once(),
-        greedy("d", PROMPT, 3),
-    )
+    bad = greedy("b", (VOCABULARY,), 1), greedy("c", (1,) * 127, 5), broken(), broken_at_once()
+    results = await gathered(worker, greedy("a", PROMPT, 3), *bad, greedy("d", PROMPT, 3))
+    good, bad_id, too_long, failed, failed_at_once, other = results
     assert good == other
     assert isinstance(bad_id, ValueError)
     assert isinstance(too_long, ContextOverflowError)

@@ -31,7 +31,7 @@ from crossdraft.types.trees import MOST_NODES, Path, TokenTree, tree_of
 from crossdraft.verification.noise import KeyedNoise
 from tests.engine.taped import SIZES, NeverWaiting, taped
 from tests.engine.test_engine import BRANCHES, PROMPT, assert_right, plain, serve
-from tests.engine.tiny import tiny_llama
+from tests.engine.tiny import DRAWS, tiny_llama
 
 
 class Cuda:
@@ -129,15 +129,6 @@ def test_64_outputs_with_5_draft_tokens_are_one_replay(llama: PreTrainedModel) -
         found = engine.forward(requests)
     for number in (0, 31, 63):
         assert_right(llama, requests[number], found[number])
-
-
-DRAWS = {
-    "likeliest": SamplingOptions(temperature=0),
-    "truncated": SamplingOptions(0.8, top_k=20, min_p=0.01),
-    "truncated twice": SamplingOptions(1.2, top_k=50, top_p=0.9),
-    "whole": SamplingOptions(0.8),
-    "nucleus": SamplingOptions(0.8, top_p=0.9),
-}
 
 
 def drawn_path(session: str, ids: tuple[int, ...], count: int, options: SamplingOptions, clocks: Clocks) -> Job[Path]:

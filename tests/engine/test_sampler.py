@@ -28,7 +28,7 @@ from crossdraft.types.rows import Row
 from crossdraft.verification.noise import KeyedNoise, moment, moments, uniform_words
 from tests.engine.taped import Tape
 from tests.engine.test_distributions import distribution
-from tests.engine.tiny import nodes, result
+from tests.engine.tiny import DRAWS, nodes, result
 
 full = pytest.mark.full
 SIZE = 20
@@ -256,17 +256,9 @@ def test_of_two_that_arrive_at_once_the_lower_id_is_drawn() -> None:
     assert KeyedNoise([Letters("a")] * 4, [0] * 4).draw(np.array([3, 1, 2]), np.full(3, 0.3), KEY, 0) == 1
 
 
-PATH_OPTIONS = {
-    "greedy": SamplingOptions(temperature=0),
-    "whole": SamplingOptions(0.8),
-    "truncated": SamplingOptions(0.8, top_k=20, min_p=0.01),
-    "nucleus": SamplingOptions(0.8, top_p=0.9),
-}
-
-
 @pytest.mark.parametrize("width", [0, 8])
 @pytest.mark.parametrize("allowed", [None, np.arange(1, MANY, 3)])
-@pytest.mark.parametrize("options", PATH_OPTIONS.values(), ids=PATH_OPTIONS)
+@pytest.mark.parametrize("options", DRAWS.values(), ids=DRAWS)
 def test_a_captured_step_of_paths_draws_as_sessions_draw_alone(options, allowed, width, monkeypatch):
     """What a step does to tensors is noted, as a CUDA graph does it, and done again for other logits."""
     monkeypatch.setattr(distributions, "NUCLEUS", MANY)
@@ -327,21 +319,14 @@ def test_what_is_impossible_never_arrives_and_columns_have_the_noise_of_their_id
 
 SIZES = (7, 256, 4099, 40_009)  # of vocabularies; of the last torch shares sums of a single row between threads
 COUNTS = (1, 3, 0, 2)  # rows of each request
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.3}
+BANS = {"logit_bias": ((3, 2.0),), "bad_word_ids": ((4,), (1, 5)), "min_tokens": 4, "end_ids": (0,)}
 OPTIONS = (
     SamplingOptions(temperature=0),
     SamplingOptions(),
     SamplingOptions(0.7, top_k=20, min_p=0.01),
     SamplingOptions(1.3, top_p=0.95),
-    SamplingOptions(
-        0.9,
-        repetition_penalty=1.3,
-        presence_penalty=0.5,
-        frequency_penalty=0.3,
-        logit_bias=((3, 2.0),),
-        bad_word_ids=((4,), (1, 5)),
-        min_tokens=4,
-        end_ids=(0,),
-    ),
+    SamplingOptions(0.9, **PENALTIES, **BANS),
 )
 DRAW = torch.Generator().manual_seed(11)
 

@@ -18,6 +18,13 @@ VOCABULARY = 97
 CONTEXT = 128
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
+DRAWS = {  # settings of drafts: each kind is drawn in a way of its own
+    "likeliest": SamplingOptions(temperature=0),
+    "truncated": SamplingOptions(0.8, top_k=20, min_p=0.01),
+    "truncated twice": SamplingOptions(1.2, top_k=50, top_p=0.9),
+    "whole": SamplingOptions(0.8),
+    "nucleus": SamplingOptions(0.8, top_p=0.9),
+}
 
 
 def examples(usual: int, full: int) -> int:

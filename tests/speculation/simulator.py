@@ -190,15 +190,7 @@ class Service:
 
 
 class Simulation:
-    """Outputs one after another in each of some slots.
-
-    Args:
-        world: what holds from the beginning.
-        make: a controller for each new output.
-        tokens: of an output.
-        slots: outputs at once.
-        seed: of all randomness.
-    """
+    """Outputs of so many tokens one after another in each of some slots; for each of them a controller is made."""
 
     def __init__(self, world: World, make: Callable[[], Controller], tokens: int, slots: int, seed: int = 0) -> None:
         self.world, self.agenda = world, Agenda()

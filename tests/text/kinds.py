@@ -160,14 +160,9 @@ def _trained_sentencepiece(size: int) -> Any:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"▁+(?=▁)|▁?[^▁\n]+|▁|\n+"), behavior="isolated")
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        initial_alphabet=CHARACTERS,
-        limit_alphabet=len(CHARACTERS),
-        special_tokens=["<unk>", "<s>", "</s>", *BYTE_PIECES],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    settings = {"vocab_size": size, "initial_alphabet": CHARACTERS, "limit_alphabet": len(CHARACTERS)}
+    settings |= {"special_tokens": ["<unk>", *MARKS, *BYTE_PIECES], "show_progress": False}
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(**settings))
     return json.loads(tokenizer.to_str())["model"]
 
 

@@ -146,10 +146,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "affinity"
 
 
-def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
-    saved = affinity(identity(PAIR))
-    affinity_module.save_affinity(saved, tmp_path / "affinity")
-    loaded = load_affinity(tmp_path / "affinity")
+def test_a_file_gives_back_what_was_saved(path: Path) -> None:
+    saved, loaded = affinity(identity(PAIR)), load_affinity(path)
     assert (loaded.target, loaded.drafter) == (tokenizer_digest(TARGET.json), tokenizer_digest(DRAFTER.json))
     assert (loaded.letters, loaded.ranks, loaded.made) == (saved.letters, saved.ranks, "made up")
     ids = PAIR.shared_drafter_ids[::3]

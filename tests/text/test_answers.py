@@ -17,7 +17,6 @@ F = '{"name": "f", "arguments": {"city": "Pa}r\\"is"}}'
 CALLED = [("call", "f"), ("arguments", '{"city": "Pa}r\\"is"}')]
 SCHEMA = '{"type": "object", "properties": {"city": {"enum": ["a", "b"]}}, "required": ["city"]}'
 FUNCTIONS = (Function("f", SCHEMA), Function('g"h', '{"$defs": {"x": {"const": 1}}, "$ref": "#/$defs/x"}'))
-
 Parts = list[tuple[str, str]]
 
 

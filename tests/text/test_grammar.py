@@ -50,14 +50,9 @@ def allowed(words: list[Letters], columns: list[Letters], text: Letters) -> list
 
 
 def written(words: list[str], kind: int) -> Grammar:
-    match kind:
-        case 0:
-            return Grammar.choice(words)
-        case 1:
-            return Grammar.regex("|".join(words))
-        case 2:
-            return Grammar.ebnf("start: " + " | ".join(map(json.dumps, words)))
-    return Grammar.json({"enum": words})
+    rules = "start: " + " | ".join(map(json.dumps, words))
+    made = Grammar.choice(words), Grammar.regex("|".join(words)), Grammar.ebnf(rules), Grammar.json({"enum": words})
+    return made[kind]
 
 
 @given(LANGUAGES, VOCABULARIES, st.integers(0, 3), st.data())

@@ -34,10 +34,7 @@ letters = st.lists(
     st.one_of(texts.map(lambda text: from_bytes(text.encode())), st.binary(max_size=5).map(from_bytes), controls),
     max_size=6,
 ).map(lambda parts: Letters("".join(parts)))
-
-
-# More of them with `make test-full`.
-few = settings(max_examples=60 if FULL else 20)
+few = settings(max_examples=60 if FULL else 20)  # more of them with `make test-full`
 
 
 @cache
