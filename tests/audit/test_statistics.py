@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from crossdraft.audit.statistics import (
-    Draw,
-    Fit,
-    chi_square,
-    fit_of,
-    holm,
-    likeliest_error,
-    missing,
-    power_of,
-    simulated,
-    temperature,
-)
+from crossdraft.audit import statistics as laws
+from crossdraft.audit.statistics import Draw, chi_square, likeliest_error, missing, power_of, temperature
 
 NAMES = tuple(f"t{number}" for number in range(12))
 LISTED = 8
@@ -37,9 +27,9 @@ def draws_of(
         true[:, forbidden] = -np.inf
     places = np.arange(count) % len(logits)
     noise = np.random.default_rng(seed).gumbel(size=(count, len(NAMES)))
-    laws, listed = special.softmax(logits, axis=1), np.argsort(-logits, axis=1)[:, :LISTED]
+    chances_of, listed = special.softmax(logits, axis=1), np.argsort(-logits, axis=1)[:, :LISTED]
     names = [tuple(NAMES[one] for one in row) for row in listed]
-    chances = [np.append(law[row], 1 - law[row].sum()) for law, row in zip(laws, listed, strict=True)]
+    chances = [np.append(law[row], 1 - law[row].sum()) for law, row in zip(chances_of, listed, strict=True)]
     cells = [{int(token): cell for cell, token in enumerate(row)} for row in listed]
     return [
         Draw(NAMES[token], names[place], chances[place], cells[place].get(token, LISTED))
@@ -77,7 +67,7 @@ def test_small_p_values_of_a_chi_square_are_no_smaller_than_they_are(expected: t
     samples = np.random.default_rng(3).multinomial(count, law, 300_000)
     statistics = ((samples - cells) ** 2 / cells).sum(axis=1)
     limit = float(np.quantile(statistics, 0.999))
-    p = simulated(Fit(count, limit, len(law) - 1, 0.0), law)
+    p = laws.simulated(laws.Fit(count, limit, len(law) - 1, 0.0), law)
     assert 0.7 * np.mean(statistics >= limit) < p < 1.4 * np.mean(statistics >= limit)
     assert stats.chi2.sf(limit, len(law) - 1) < 0.7 * p
 
@@ -133,7 +123,7 @@ def test_cells_are_pooled_and_too_few_draws_are_no_test() -> None:
 
 def test_what_is_too_little_for_a_cell_joins_the_smallest() -> None:
     distribution = np.array([0.9, 0.09, *[0.0001] * 100])  # the rest: an expectation of 1
-    found = fit_of({0: 80, 1: 15, 7: 5}, distribution)
+    found = laws.fit_of({0: 80, 1: 15, 7: 5}, distribution)
     assert (found.statistic, found.freedom) == pytest.approx((10**2 / 90 + 10**2 / 10, 1))
 
 
@@ -144,5 +134,5 @@ def test_a_certain_place_tells_nothing_of_the_temperature() -> None:
 
 
 def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert (holm([0.9, 0.8]), holm([])) == ([1.0, 1.0], [])
+    assert laws.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert (laws.holm([0.9, 0.8]), laws.holm([])) == ([1.0, 1.0], [])

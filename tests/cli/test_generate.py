@@ -12,19 +12,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from crossdraft.cli import display
 from crossdraft.cli import generate as module
-from crossdraft.cli.display import (
-    DECISIONS,
-    MEANINGS,
-    RATIOS,
-    TextScreen,
-    ending,
-    events_of,
-    explanation_of,
-    figures,
-    positions,
-    rows_of,
-)
+from crossdraft.cli.display import DECISIONS, MEANINGS, TextScreen, events_of, explanation_of, figures, positions
 from crossdraft.cli.generate import DEFAULT_PROMPT, notes_of
 from crossdraft.client import GenerationRequest, Kind, Overlap, Reason, Token
 from crossdraft.config.commands import WhereToGenerate
@@ -50,7 +40,7 @@ def test_json_has_every_token_and_the_whole(cli: Cli, pair: Pair) -> None:
     assert (whole["reason"], figures["method"], figures["num_speculative_tokens"]) == ("length", "seeded", 3)
     for kind in ("accepted", "corrected", "bonus"):
         assert figures[kind] == [token["kind"] for token in tokens].count(kind)
-    assert set(figures) == {*Statistics.__dataclass_fields__, *RATIOS}
+    assert set(figures) == {*Statistics.__dataclass_fields__, *display.RATIOS}
 
 
 def test_text_goes_to_stdout_and_figures_to_stderr(cli: Cli, pair: Pair) -> None:
@@ -289,7 +279,7 @@ def table(counts: Counts, audit: bool = False, **settings: object) -> str:
 def test_what_is_explained_are_the_figures_whose_names_do_not_say_it() -> None:
     names = ("rewinds", "branches", "branches_tried", "stalls", "speculated", "drafters_lost", "targets_lost")
     statistics = counted(Counts(**dict.fromkeys(names, 1)))
-    names = [name for name, _ in rows_of(statistics) + events_of(statistics)]
+    names = [name for name, _ in display.rows_of(statistics) + events_of(statistics)]
     assert [name for name in names if name in MEANINGS] == list(MEANINGS)
     plain = {"tokens/s", "time", "in the drafter", "in the target", "bytes", "bytes per token"}
     assert {*names} - {*MEANINGS} == plain | {"drafters lost", "targets lost"}
@@ -332,7 +322,7 @@ def test_figures_do_not_contradict_where_draft_tokens_came_late() -> None:
     ],
 )
 def test_why_an_output_ended(reason: Reason | None, tokens: int, words: str) -> None:
-    assert ending(reason, replace(counted(Counts(tokens=tokens)), settings={"max_tokens": 12})) == words
+    assert display.ending(reason, replace(counted(Counts(tokens=tokens)), settings={"max_tokens": 12})) == words
 
 
 def test_what_was_used_for_sampling_is_shown_and_an_audit_whenever_it_was_asked_for() -> None:

@@ -8,14 +8,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from ray.serve import schema
 from ray.serve._private.common import ReplicaState
-from ray.serve.schema import (
-    ApplicationStatus,
-    ApplicationStatusOverview,
-    DeploymentStatus,
-    DeploymentStatusOverview,
-    DeploymentStatusTrigger,
-)
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatus, DeploymentStatusOverview
 from rich.console import Console
 
 from crossdraft.cli import cluster as commands
@@ -52,7 +47,9 @@ def test_status_names_nodes_that_are_set_up_where_something_is_missing(monkeypat
     monkeypatch.setattr("crossdraft.cluster.status.pending_nodes", lambda: ("10.77.0.2 waiting-for-ssh",))
     for state, named in ((ReplicaState.STARTING, True), (ReplicaState.STOPPING, False)):
         states = {ReplicaState.RUNNING: 1, state: 1}
-        one = DeploymentStatusOverview(DeploymentStatus.UNHEALTHY, DeploymentStatusTrigger.UNSPECIFIED, states, "")
+        one = DeploymentStatusOverview(
+            DeploymentStatus.UNHEALTHY, schema.DeploymentStatusTrigger.UNSPECIFIED, states, ""
+        )
         found = ApplicationStatusOverview(ApplicationStatus.RUNNING, "", 0.0, {"Target": one})
         monkeypatch.setattr("crossdraft.cluster.status.application_status", lambda found=found: found)
         monkeypatch.setattr("crossdraft.cluster.status.deployed", lambda: deployed_with(()))
@@ -62,10 +59,16 @@ def test_status_names_nodes_that_are_set_up_where_something_is_missing(monkeypat
         assert ("Ray sets up a node: 10.77.0.2 waiting-for-ssh" in lines) == named
 
 
-def test_replicas_that_serve_ends_because_there_are_to_be_fewer_are_not_missing() -> None:
+def test_replicas_that_serve_ends_as_there_are_to_be_fewer_are_not_missing_and_how_many_serve_is_said_in_words() -> (
+    None
+):
     states = {ReplicaState.RUNNING: 1, ReplicaState.STARTING: 1, ReplicaState.STOPPING: 3}
-    fewer = DeploymentStatusOverview(DeploymentStatus.DOWNSCALING, DeploymentStatusTrigger.AUTOSCALING, states, "")
+    fewer = DeploymentStatusOverview(
+        DeploymentStatus.DOWNSCALING, schema.DeploymentStatusTrigger.AUTOSCALING, states, ""
+    )
     assert hosted("Target", fewer) == Hosted("Target", "DOWNSCALING", 1, 2, "")
+    progress = [Hosted("A", "UPDATING", serving, of, "").progress for serving, of in ((0, 0), (0, 1), (1, 2))]
+    assert progress == ["none is started yet", "0 of 1 serve", "1 of 2 serve"]
 
 
 def test_what_ray_says_is_said_without_tracebacks() -> None:
@@ -81,9 +84,8 @@ def test_status_as_json_says_where_each_one_is(cluster: RunningCluster) -> None:
     (line,) = _lines(done)
     found = json.loads(line)
     assert found["state"] == "RUNNING"
-    assert [(one["role"], one["process"]) for one in found["processes"]] == [
-        (one.role.value, one.process) for one in cluster.entries()
-    ]
+    due = [(one.role.value, one.process) for one in cluster.entries()]
+    assert [(one["role"], one["process"]) for one in found["processes"]] == due
     assert {one["node"] for one in found["processes"] if one["role"] == Role.TARGET} == {TARGETS}
     assert {one["node"] for one in found["processes"] if one["role"] == Role.DRAFTER} == {HEAD}
     assert found["missing"] == []
@@ -148,8 +150,3 @@ def test_a_folder_that_has_the_packages_name_is_no_part_of_it(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     assert str(tmp_path / "crossdraft") in list(import_module("crossdraft").__path__)
     assert status.on_disk() == found
-
-
-def test_how_many_replicas_serve_is_said_in_words() -> None:
-    progress = [status.Hosted("A", "UPDATING", serving, of, "").progress for serving, of in ((0, 0), (0, 1), (1, 2))]
-    assert progress == ["none is started yet", "0 of 1 serve", "1 of 2 serve"]

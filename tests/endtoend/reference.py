@@ -6,16 +6,10 @@ from functools import cache
 from typing import Any
 
 import torch
+import transformers
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, PreTrainedTokenizerBase
 
 from crossdraft.client import Generation
 from crossdraft.engine.names import BUNDLED
@@ -165,7 +159,9 @@ class Reference:
         ends = self._model.generation_config.eos_token_id
         ends = [*(ends if isinstance(ends, list) else [ends] * (ends is not None)), *case.stops]
         if case.options.min_tokens:
-            processors.append(MinNewTokensLengthLogitsProcessor(prompt_tokens, case.options.min_tokens, ends))
+            processors.append(
+                transformers.MinNewTokensLengthLogitsProcessor(prompt_tokens, case.options.min_tokens, ends)
+            )
         allowed = list(case.options.allowed_token_ids)
         if case.noise is not None:
             processors.append(Noisy(prompt_tokens, case.noise))
@@ -180,7 +176,7 @@ class Reference:
             bad_words_ids=[list(word) for word in case.options.bad_word_ids] or None,
             prefix_allowed_tokens_fn=(lambda *_: allowed) if allowed else None,
             eos_token_id=ends or None,
-            logits_processor=LogitsProcessorList(processors),
+            logits_processor=transformers.LogitsProcessorList(processors),
             pad_token_id=0,
             return_dict_in_generate=True,
             output_scores=True,

@@ -22,7 +22,6 @@ from crossdraft.client import (
     Pipeline,
     Reason,
     SamplingOptions,
-    Statistics,
     connect,
 )
 from crossdraft.drafter.service import drafter_server
@@ -35,6 +34,7 @@ from crossdraft.rpc.links import Patience
 from crossdraft.rpc.server import Listening
 from crossdraft.serving.models import serving
 from crossdraft.target.service import TargetServer, target_server
+from crossdraft.types.statistics import Statistics
 from tests.client.together import ended
 from tests.endtoend.stack import AT_ONCE, TARGET, Copying, model
 from tests.prompts import PROMPTS

@@ -16,18 +16,7 @@ import torch
 
 from crossdraft.engine.names import BUNDLED
 from crossdraft.integrations.vllm import RemoteDrafter, interface
-from crossdraft.integrations.vllm.interface import (
-    NAME,
-    NotSupportedError,
-    Options,
-    check_version,
-    ensure_exact,
-    expand,
-    may_draft,
-    misspelt,
-    propose,
-    share,
-)
+from crossdraft.integrations.vllm.interface import NAME, Options, ensure_exact, expand, propose, share
 from crossdraft.integrations.vllm.pacing import FIRST_PAUSE, MAX_PAUSE, Seldom
 from crossdraft.integrations.vllm.services import TokenIds
 from crossdraft.rpc.security import TlsFiles
@@ -104,23 +93,18 @@ def test_what_cannot_be_used_is_named(environment: Mapping[str, str], text: str)
         Options.read(environment)
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["http://127.0.0.1:7462", "qwen=127.0.0.1:7462", "a b:7462", "::1:7462", "[]:1", "host:", "host:0", ":7", "a:b:1"],
-)
-def test_an_address_has_a_host_and_a_port_only(address: str) -> None:
-    with pytest.raises(ValueError, match=r"HOST:PORT, .* without http:// and without a name"):
-        Options.read({"CROSSDRAFT_DRAFTER": f"one:1,{address}"})
-
-
-def test_ipv6_addresses_stand_in_brackets() -> None:
+def test_an_address_has_a_host_and_a_port_only_and_that_of_ipv6_stands_in_brackets() -> None:
+    urls = ("http://127.0.0.1:7462", "qwen=127.0.0.1:7462")
+    for address in (*urls, "a b:7462", "::1:7462", "[]:1", "host:", "host:0", ":7", "a:b:1"):
+        with pytest.raises(ValueError, match=r"HOST:PORT, .* without http:// and without a name"):
+            Options.read({"CROSSDRAFT_DRAFTER": f"one:1,{address}"})
     assert Options.read({"CROSSDRAFT_DRAFTER": "[::1]:7462,a-b.c_d:1"}).drafters == ("[::1]:7462", "a-b.c_d:1")
 
 
 def test_misspelt_variables_are_noticed_and_those_of_others_are_not() -> None:
     others = {"CROSSDRAFT_API_KEY": "k", "CROSSDRAFT_VLLM_ENV": "v", "CROSSDRAFT_CACHE_MIB": "1", "VLLM_DRAFTER": ""}
-    assert misspelt(OWN | FILES | others) == []
-    assert misspelt({"CROSSDRAFT_ALLWAYS_DRAFT": "1", "CROSSDRAFT_MAX_WAIT": "0"}) == [
+    assert interface.misspelt(OWN | FILES | others) == []
+    assert interface.misspelt({"CROSSDRAFT_ALLWAYS_DRAFT": "1", "CROSSDRAFT_MAX_WAIT": "0"}) == [
         "CROSSDRAFT_ALLWAYS_DRAFT (is CROSSDRAFT_ALWAYS_DRAFT meant?)",
         "CROSSDRAFT_MAX_WAIT (is CROSSDRAFT_MAX_WAIT_MS meant?)",
     ]
@@ -128,16 +112,18 @@ def test_misspelt_variables_are_noticed_and_those_of_others_are_not() -> None:
 
 def test_other_versions_are_refused_unless_they_are_allowed() -> None:
     for version in ("0.32.0", "0.32.1+cu130", "0.33.0"):
-        check_version(version, any_version=False)
-    check_version("0.99.0", any_version=True)
-    with pytest.raises(NotSupportedError, match=r"vLLM 0\.32, 0\.33, and this is 0\.34\.0: .*CROSSDRAFT_ANY_VLLM=1"):
-        check_version("0.34.0", any_version=False)
+        interface.check_version(version, any_version=False)
+    interface.check_version("0.99.0", any_version=True)
+    with pytest.raises(
+        interface.NotSupportedError, match=r"vLLM 0\.32, 0\.33, and this is 0\.34\.0: .*CROSSDRAFT_ANY_VLLM=1"
+    ):
+        interface.check_version("0.34.0", any_version=False)
 
 
 def test_without_trust_nothing_is_proposed() -> None:
-    assert may_draft(exact=True, only_greedy=False)
-    assert not may_draft(exact=False, only_greedy=False)
-    assert may_draft(exact=False, only_greedy=True)
+    assert interface.may_draft(exact=True, only_greedy=False)
+    assert not interface.may_draft(exact=False, only_greedy=False)
+    assert interface.may_draft(exact=False, only_greedy=True)
 
 
 class Rank:
@@ -166,8 +152,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     sampler = ModuleType("vllm.v1.sample.rejection_sampler")
     setattr(sampler, NAME, expand)
     found["sampler"] = sampler
-    names = ("vllm", "vllm.distributed", "vllm.v1", "vllm.v1.sample")
-    for module in (*map(ModuleType, names), state, sampler):
+    for module in (*map(ModuleType, ("vllm", "vllm.distributed", "vllm.v1", "vllm.v1.sample")), state, sampler):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(interface, "_installed", lambda: "0.32.0")
     monkeypatch.setattr(interface.atexit, "register", lambda _: None)
@@ -292,13 +277,14 @@ def test_it_expands() -> None:
     assert expand(torch.tensor([5, 6]), torch.tensor([1, 3]), 3).tolist() == [5, 6, 6]
 
 
-def test_a_right_function_is_left_alone() -> None:
+def test_a_right_function_is_left_alone_and_without_it_nothing_can_be_trusted() -> None:
     def own(*given: object, **named: object) -> torch.Tensor:
         return expand(*given, **named)  # type: ignore[arg-type]
 
     module = SimpleNamespace(**{NAME: own})
     assert ensure_exact(module, CPU)
     assert getattr(module, NAME) is own
+    assert not ensure_exact(SimpleNamespace(), CPU)
 
 
 @pytest.mark.parametrize("wrong", [unwritten, unreplaced, rounded, unwritten_integers])
@@ -309,7 +295,3 @@ def test_a_wrong_one_is_replaced_with_one_warning(wrong: object, caplog: pytest.
         assert ensure_exact(module, CPU)  # a second engine of the process
     assert interface.is_right(getattr(module, NAME), CPU)
     assert len(caplog.records) == 1
-
-
-def test_without_the_function_nothing_can_be_trusted() -> None:
-    assert not ensure_exact(SimpleNamespace(), CPU)

@@ -47,9 +47,7 @@ def test_who_has_the_same_key_and_salt_has_the_same_scope(keys: Keys) -> None:
     assert scope_of(f"bearer  {ALICE} ", "", keys) == scopes[0]
     assert scope_of(alice, "", Keys.of({"another name": ALICE})) == scopes[0]  # of another server
     assert not any(ALICE in scope or "alice" in scope for scope in scopes)
-
-
-def test_without_keys_all_have_one_scope_but_for_salts() -> None:
+    # Without keys all have one, but for salts.
     assert scope_of(None, "", Keys()) == scope_of("Bearer EMPTY", "", Keys()) != scope_of(None, "a salt", Keys())
 
 

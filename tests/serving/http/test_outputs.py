@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 from openai import NotFoundError
 
@@ -215,11 +214,13 @@ async def test_a_token_that_is_none_of_the_likely_ones_is_listed_beside_them(ser
         assert made.choices[0].logprobs.top_logprobs[count] == wanted
 
 
-async def test_log_probabilities_without_others(served: Front, outputs: FakeBackend) -> None:
+async def test_log_probabilities_without_others_and_lengths_that_nobody_asked_for(served: Front, outputs: FakeBackend):
+    """A chat may fill the context, a completion is short."""
     await served.chat(logprobs=True)
     await served.complete(logprobs=0)
     await served.complete()
-    assert [order.generation.logprobs for order in outputs.requests] == [0, 0, None]
+    asked = [(order.generation.logprobs, order.generation.max_tokens) for order in outputs.requests]
+    assert asked == [(0, MAX_TOKENS), (0, 16), (None, 16)]
 
 
 @pytest.mark.parametrize("given", [None, "", "../x", "a b", "-a", "a" * 129, "é", "a\n"])
@@ -272,12 +273,6 @@ async def test_an_output_without_text_still_has_a_role_and_an_end(served: Front,
     assert (only.delta.role, only.delta.content, only.finish_reason) == ("assistant", "", "stop")
 
 
-async def test_without_max_tokens_a_chat_may_fill_the_context_and_a_completion_is_short(served, outputs):
-    await served.chat()
-    await served.complete()
-    assert [order.generation.max_tokens for order in outputs.requests] == [MAX_TOKENS, 16]
-
-
 async def test_how_the_template_is_used_is_the_clients_to_say(served: Front, outputs: FakeBackend) -> None:
     how = {"add_generation_prompt": False, "continue_final_message": True}
     more = how | {"chat_template_kwargs": {"enable_thinking": False}}
@@ -324,11 +319,9 @@ NOTHING: dict[str, Any] = {
     "skip_special_tokens": True, "spaces_between_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0,
     "early_stopping": False, "priority": 0, "response_format": {"type": "text"}, "best_of": 1, "suffix": "",
     "structured_outputs": None, "include_reasoning": True, "return_tokens_as_token_ids": False, "documents": [],
-    "mm_processor_kwargs": {}, "logits_processors": [], "verbosity": "medium",
-}  # fmt: skip
-ALWAYS: dict[str, Any] = {
-    "store": False, "metadata": {"a": "b"}, "user": "me", "service_tier": "auto", "safety_identifier": "me",
-    "prompt_cache_key": "a", "prompt_cache_retention": "24h", "logit_bias": {}, "stop": [],
+    "mm_processor_kwargs": {}, "logits_processors": [], "verbosity": "medium", "metadata": {"a": "b"},
+    "user": "me", "service_tier": "auto", "safety_identifier": "me", "prompt_cache_key": "a",
+    "prompt_cache_retention": "24h", "logit_bias": {}, "stop": [],
 }  # fmt: skip
 
 
@@ -343,10 +336,10 @@ ALWAYS: dict[str, Any] = {
 )
 async def test_fields_that_ask_for_nothing_are_taken(served: Front, outputs: FakeBackend, more: dict[str, Any]) -> None:
     await served.chat()
-    await served.chat(extra_body=NOTHING | ALWAYS | more)
+    await served.chat(extra_body=NOTHING | more)
     plain, other = (one.generation for one in outputs.requests)
     assert plain == other
-    await served.complete(extra_body=NOTHING | ALWAYS)
+    await served.complete(extra_body=NOTHING)
     assert outputs.requests[-1].generation.prompt == "Say"
 
 
@@ -419,7 +412,9 @@ async def test_the_load_is_the_number_of_requests_under_way(served: Front, outpu
         ({"model": "toy", "messages": MESSAGES, "add_generation_prompt": False}, PROMPT),
     ],
 )
-async def test_tokens_of_a_text_and_back(served: Front, body: dict[str, Any], tokens: list[int]) -> None:
+async def test_tokens_of_a_text_and_back_and_what_cannot_be_tokenized(
+    served: Front, body: dict[str, Any], tokens: list[int]
+) -> None:
     found = (await served.post("/tokenize", **body)).json()
     assert found == {"count": len(tokens), "max_model_len": 64, "tokens": tokens, "token_strs": None}
     named = (await served.post("/tokenize", **body, return_token_strs=True)).json()
@@ -427,12 +422,9 @@ async def test_tokens_of_a_text_and_back(served: Front, body: dict[str, Any], to
     back = await served.post("/detokenize", tokens=tokens)
     assert back.json()["prompt"].endswith("Say")
     assert (await served.post("/detokenize", tokens=[])).json() == {"prompt": ""}  # as vLLM
-
-
-@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": MESSAGES}])
-async def test_what_cannot_be_tokenized(direct: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    refused = await direct.post("/tokenize", json=body)
-    assert (refused.status_code, fault(refused)["message"]) == (400, "the body: give either prompt or messages")
+    for wrong in ({}, {"prompt": "a", "messages": MESSAGES}):
+        refused = await served.post("/tokenize", **wrong)
+        assert (refused.status_code, fault(refused)["message"]) == (400, "the body: give either prompt or messages")
 
 
 async def test_ids_of_prompt_and_output(served: Front) -> None:
