@@ -40,14 +40,12 @@ ENVIRONMENT = {
     "RAY_agent_register_timeout_ms": "600000",
     "RAY_worker_register_timeout_seconds": "600",
     "RAY_health_check_failure_threshold": "60",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    **{f"RAY_SERVE_PROXY_{kind}_CHECK_TIMEOUT_S": "60" for kind in ("READY", "HEALTH")},
     "RAY_enable_metrics_collection": "0",  # Ray's own, and its lists of tasks: nobody reads them
     "RAY_task_events_report_interval_ms": "0",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "0",  # else each process counts anew ten times a second
     # Serve hears of outputs that are under way each second, not only every ten: its replicas come and go sooner.
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    **{f"RAY_SERVE_{kind}_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1" for kind in ("REPLICA", "HANDLE")},
     "RAY_worker_niceness": "0",  # as nice as the tests, not more
     "RAY_memory_monitor_refresh_ms": "0",  # else it ends processes where others have taken the machine's memory
     "OMP_NUM_THREADS": "1",

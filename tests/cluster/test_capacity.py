@@ -172,13 +172,13 @@ models:
     drafters: [{name: d, model: n}]
 grpc: {}
 """
-NODES = {"one": {"CPU": 16.0}}
+NODES: Nodes = {"one": {"CPU": 16.0}}
 ALL = ["Directory", "Target-small", "Drafter-small-d", "Orchestrator-small", "Grpc", "Http"]
 
 
-def of(text: str, folder: Path | None = None) -> Processes:
+def of(text: str, folder: Path | None = None, nodes: Nodes = NODES) -> Processes:
     configuration = parse(text, folder=folder)
-    return replicas_of(configuration, placed(processes_of(configuration)[1:], NODES))
+    return replicas_of(configuration, placed(processes_of(configuration)[1:], nodes))
 
 
 def named(found: Processes, name: str) -> Process:
@@ -198,20 +198,16 @@ def test_everything_is_a_deployment_and_what_is_the_same_goes_on() -> None:
 
 
 def test_another_number_of_replicas_replaces_none_of_them_and_a_range_all() -> None:
-    some, more = (
-        BEFORE.replace("replicas: 2", f"replicas: {many}") for many in ("{min: 2, max: 3}", "{min: 1, max: 9}")
-    )
+    ranges = ("{min: 2, max: 3}", "{min: 1, max: 9}")
+    some, more = (BEFORE.replace("replicas: 2", f"replicas: {many}") for many in ranges)
     assert replaced(BEFORE.replace("replicas: 2", "replicas: 3")) == replaced(more, some) == []
     assert replaced(some) == ["Target-small"]
     assert named(of(some), "Target-small").replicas == Scale(min=2, max=3)
 
 
-@pytest.mark.parametrize("changed", ["n, threads: 2", "n, resources: {cpus: 2}", "n, max_sessions: 4"])
-def test_a_service_with_other_options_is_replaced(changed: str) -> None:
-    assert replaced(BEFORE.replace("model: n", f"model: {changed}")) == ["Drafter-small-d"]
-
-
-def test_orchestrators_are_of_the_models_that_they_serve() -> None:
+def test_a_service_with_other_options_is_replaced_and_orchestrators_are_of_the_models_that_they_serve() -> None:
+    for options in ("threads: 2", "resources: {cpus: 2}", "max_sessions: 4"):
+        assert replaced(BEFORE.replace("model: n", f"model: n, {options}")) == ["Drafter-small-d"]
     assert replaced(BEFORE.replace("model: n", "model: o")) == ["Drafter-small-d", "Orchestrator-small"]
     assert replaced(BEFORE + "http: {burst: 20}\n") == ["Http"]
     assert replaced(BEFORE + "metrics_port: 9400\n") == ["Directory"]
@@ -240,7 +236,7 @@ def test_other_contents_of_a_file_make_another_service(tmp_path: Path) -> None:
 
 def test_other_models_are_served_beside_those_before_until_fronts_know_them() -> None:
     before, after = of(BEFORE), of(BEFORE.replace("name: small", "name: other"))
-    first, second, third = steps(after, before, {"one": {"CPU": 16.0}})
+    first, second, third = steps(after, before, NODES)
     assert versions_of(first).keys() == versions_of(second).keys() == (versions_of(before) | versions_of(after)).keys()
     for fronts, found in ((before, first), (after, second)):
         assert (named(found, "Http"), named(found, "Grpc")) == (named(fronts, "Http"), named(fronts, "Grpc"))
@@ -251,8 +247,8 @@ def test_other_models_are_served_beside_those_before_until_fronts_know_them() ->
 def test_without_room_or_without_other_models_all_is_replaced_at_once() -> None:
     before, after = of(BEFORE), of(BEFORE.replace("name: small", "name: other"))
     assert steps(after, before, {"one": {"CPU": 1.0}}) == (after,)
-    assert steps(before, before, {"one": {"CPU": 16.0}}) == (before,)
-    assert steps(after, (), {"one": {"CPU": 16.0}}) == (after,)
+    assert steps(before, before, NODES) == (before,)
+    assert steps(after, (), NODES) == (after,)
 
 
 def built(found: Processes, before: Processes = (), nodes: Nodes | None = None) -> dict[str, Any]:
@@ -274,24 +270,17 @@ def test_a_replica_starts_before_the_one_that_it_replaces_ends_where_there_is_ro
     assert surges(after, before, 0.5)["Drafter-small-d"] == 0
     found = surges(after, before, 1.0)  # what goes on does not take it away
     assert (found["Drafter-small-d"], found["Target-small"]) == (100, 0)
-
-
-def test_more_replicas_start_beside_those_before_only_if_all_have_room() -> None:
+    # More replicas start beside those before only if all have room.
     more = of(BEFORE.replace("replicas: 2", "replicas: 4, threads: 2"))
     assert (surges(more, of(BEFORE), 3.0)["Target-small"], surges(more, of(BEFORE), 2.9)["Target-small"]) == (100, 0)
 
 
 def test_fronts_start_beside_those_before_only_where_each_node_has_room_for_another() -> None:
     """With room on some nodes only the new ones would wait for ever: Serve ends any of those before, not that one."""
-    fronts, changed = (BEFORE.replace("grpc: {}", f"grpc: {{replicas: 2{more}}}") for more in ("", ", burst: 9"))
-    nodes = {name: {"CPU": 16.0} for name in ("one", "two")}
-
-    def made(text: str) -> Processes:
-        configuration = parse(text)
-        return replicas_of(configuration, placed(processes_of(configuration)[1:], nodes))
-
+    texts = [BEFORE.replace("grpc: {}", f"grpc: {{replicas: 2{more}}}") for more in ("", ", burst: 9")]
+    fronts, changed = (of(text, nodes=NODES | {"two": {"CPU": 16.0}}) for text in texts)
     for left, surge in ((16.0, 100), (0.0, 0)):
-        assert surges(made(changed), made(fronts), 16.0, left)["Grpc"] == surge
+        assert surges(changed, fronts, 16.0, left)["Grpc"] == surge
 
 
 def test_a_replica_of_several_processes_has_a_place_for_each() -> None:

@@ -23,12 +23,6 @@ def test_the_smallest_one_has_a_default_for_the_rest() -> None:
     assert (model.target.replicas, model.drafters, model.orchestrators) == (Scale(max=1), (), Scale(max=1))
 
 
-def test_the_one_that_is_shipped_can_be_read() -> None:
-    (model,) = load(SHIPPED).models
-    assert model.target.replicas == Scale(min=2, max=2)
-    assert model.target.resources.custom == {"target": 1}
-
-
 def test_what_is_wrong_in_a_file_of_serves_is_said_with_its_line() -> None:
     text = SHIPPED.read_text("utf-8")
     line = 1 + text.splitlines().index("        replicas: 2")
@@ -160,10 +154,8 @@ def test_paths_begin_at_the_folder_of_the_file(tmp_path: Path) -> None:
 def test_all_faults_are_said_together() -> None:
     with pytest.raises(ConfigurationError) as raised:
         parse(SMALLEST + "      replicas: 0\n      threads: 0\n")
-    assert [line.split(":")[0] for line in str(raised.value).splitlines()] == [
-        "configuration, line 5",
-        "configuration, line 6",
-    ]
+    where = [line.split(":")[0] for line in str(raised.value).splitlines()]
+    assert where == ["configuration, line 5", "configuration, line 6"]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -36,13 +37,9 @@ RUN_SECONDS = 120.0  # for a command
 PORT = 22
 COMMANDS = {"ray": "ray.scripts.scripts", "serve": "ray.serve.scripts"}  # of an outfit, and the modules that they run
 # Machines are made anew each time, so their keys cannot be known.
-SSH_OPTIONS = {
-    "StrictHostKeyChecking": "no",
-    "UserKnownHostsFile": "/dev/null",
-    "IdentitiesOnly": "yes",
-    "LogLevel": "ERROR",
-    "BatchMode": "yes",
-}
+UNKNOWN = {"StrictHostKeyChecking": "no", "UserKnownHostsFile": "/dev/null", "LogLevel": "ERROR"}
+SSH_OPTIONS = UNKNOWN | {"IdentitiesOnly": "yes", "BatchMode": "yes"}
+LOGIN = "\n".join(["IdentityFile ~/.ssh/id", *(f"{name} {value}" for name, value in UNKNOWN.items()), ""])
 
 CONFIGURATION = """
 ListenAddress 0.0.0.0
@@ -54,13 +51,6 @@ UseDNS no
 MaxSessions 100
 MaxStartups 100
 Subsystem sftp internal-sftp
-"""
-LOGIN = """
-Host *
-  IdentityFile ~/.ssh/id
-  StrictHostKeyChecking no
-  UserKnownHostsFile /dev/null
-  LogLevel ERROR
 """
 
 
@@ -192,13 +182,10 @@ async def machines(names: Sequence[str], folder: Path) -> AsyncIterator[Mapping[
 async def _booted(files: MachineFiles, link: EmulatedHost, key: Path, stack: AsyncExitStack) -> Machine:
     files.furnish(key)
     module = (sys.executable, __file__, files.name, str(files.folder))
+    line = (*TOGETHER, *link.place.prefix, "unshare", *OWN, *module)
     with files.log.open("wb") as log:
         outer = await asyncio.create_subprocess_exec(
-            *(*TOGETHER, *link.place.prefix, "unshare", *OWN, *module),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            *line, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     stack.push_async_callback(_off, outer)
     return Machine(files.name, link, files.home, key, await _first(outer, files), outer)
@@ -207,22 +194,18 @@ async def _booted(files: MachineFiles, link: EmulatedHost, key: Path, stack: Asy
 async def _first(outer: asyncio.subprocess.Process, files: MachineFiles) -> int:
     """The process id of the machine's first process: the only child of `unshare`."""
     children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
-    loop = asyncio.get_running_loop()
-    until = loop.time() + BOOT_SECONDS
-    while loop.time() < until and outer.returncode is None:
-        found = _text(children).split()
-        if found:
-            return int(found[0])
+    until = time.monotonic() + BOOT_SECONDS
+    while time.monotonic() < until and outer.returncode is None:
+        with suppress(OSError, IndexError):  # it has ended, or has no child yet
+            return int(children.read_text(encoding="ascii").split()[0])  # noqa: ASYNC240 - of /proc
         await asyncio.sleep(0.01)
     raise NoEmulationError(f"machine {files.name} does not start: {_last_words(files.log)}")
 
 
 async def _answers(machine: Machine) -> None:
     """Returns once a command can be run there. Raises NoEmulationError."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + BOOT_SECONDS
-    said = b""
-    while loop.time() < until and machine.outer.returncode is None:
+    until, said = time.monotonic() + BOOT_SECONDS, b""
+    while time.monotonic() < until and machine.outer.returncode is None:
         process = await asyncio.create_subprocess_exec(
             *machine.ssh("true"), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
@@ -248,27 +231,15 @@ async def _key(path: Path) -> Path:
     return path
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError:  # the process has ended
-        return ""
-
-
 def _last_words(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
 
 
-def _mount(*arguments: str) -> None:
-    subprocess.run(["mount", *arguments], check=True)
-
-
 def _passwd(files: MachineFiles) -> Path:
     """A copy of /etc/passwd with another home for root."""
     changed = files.own / "passwd"
-    lines = Path("/etc/passwd").read_text(encoding="utf-8").splitlines()
-    fields = [line.split(":") for line in lines]
+    fields = [line.split(":") for line in Path("/etc/passwd").read_text(encoding="utf-8").splitlines()]
     homes = [[*one[:5], str(files.home), *one[6:]] if one[0] == "root" else one for one in fields]
     changed.write_text("".join(":".join(one) + "\n" for one in homes), encoding="utf-8")
     return changed
@@ -279,12 +250,15 @@ def main(name: str, folder: Path) -> None:
     files = MachineFiles(name, folder)
     ray = Path("/tmp/ray")
     ray.mkdir(exist_ok=True)
-    _mount("--make-rprivate", "/")
-    _mount("-t", "tmpfs", "tmpfs", "/dev/shm")
-    _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
-    _mount("--bind", str(files.own / "ray"), str(ray))
-    _mount("--bind", str(_passwd(files)), "/etc/passwd")
-    _mount("--bind", str(folder / "hosts"), "/etc/hosts")
+    for mounted in (
+        ("--make-rprivate", "/"),
+        ("-t", "tmpfs", "tmpfs", "/dev/shm"),
+        ("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"),
+        ("--bind", files.own / "ray", ray),
+        ("--bind", _passwd(files), "/etc/passwd"),
+        ("--bind", folder / "hosts", "/etc/hosts"),
+    ):
+        subprocess.run(["mount", *mounted], check=True)
     Path("/run/sshd").mkdir(mode=0o755)
     # So that `Machine.part` can have a rule before that of local addresses.
     for change in ("add pref 2 lookup local", "del pref 0"):

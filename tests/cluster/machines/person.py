@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -122,7 +123,7 @@ class Person:
     async def on_head(self, script: str, *words: str, seconds: float = 60.0) -> None:
         """Python on the head, past Ray's launcher."""
         line = subprocess.list2cmdline(words)
-        command = f"bash -ic {_quoted(f'python -c {_quoted(script)} {line}')}"
+        command = f"bash -ic {shlex.quote(f'python -c {shlex.quote(script)} {line}')}"
         await self.run(f"python on {self.head.name}", *self.head.ssh(command), seconds=seconds)
 
     async def all_alive(self, seconds: float = 300.0) -> None:
@@ -176,10 +177,6 @@ async def person(names: Sequence[str], folder: Path) -> AsyncIterator[Person]:
         somebody = Person(folder / "person", found)
         somebody.clone()
         yield somebody
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 async def deploy(somebody: Person) -> None:

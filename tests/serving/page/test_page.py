@@ -66,11 +66,6 @@ class Visit:
             seen.clear()
         await self.page.goto(self.address)
 
-    async def fill(self, **fields: str) -> None:
-        """Types into fields, by their labels."""
-        for label, text in fields.items():
-            await self.page.get_by_label(label.replace("_", " "), exact=True).fill(text)
-
     async def press(self, button: str) -> None:
         """Clicks the button of this name."""
         await self.page.get_by_role("button", name=button, exact=True).click()
@@ -212,7 +207,8 @@ async def test_what_is_chosen_is_what_is_ordered(visit: Visit) -> None:
     await page.get_by_label("Drafter", exact=True).select_option("small")
     await page.get_by_label("Method").select_option("seeded")
     await page.get_by_label("Overlap").select_option("off")
-    await visit.fill(K="7", Temperature="0.5", Seed="11", Max_tokens="20")
+    for label, text in {"K": "7", "Temperature": "0.5", "Seed": "11", "Max tokens": "20"}.items():
+        await page.get_by_label(label, exact=True).fill(text)
     await visit.generate("class Stack:\n")
     (order,) = visit.outputs.requests
     asked = order.generation
