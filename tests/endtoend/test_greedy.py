@@ -68,17 +68,9 @@ async def compared(
     **settings: Any,
 ) -> list[Statistics]:
     """Generates for each case with draft tokens from the drafter, and compares; what was counted of each."""
+    how = settings | {"method": method, "allow_inexact": True, "overlap": overlap}
     requests = [
-        GenerationRequest(
-            case.prompt,
-            method=method,
-            max_tokens=case.tokens,
-            options=case.options,
-            stop_token_ids=case.stops,
-            allow_inexact=True,
-            overlap=overlap,
-            **settings,
-        )
+        GenerationRequest(case.prompt, max_tokens=case.tokens, options=case.options, stop_token_ids=case.stops, **how)
         for case in cases
     ]
     generations = await stack.run(drafter, requests)

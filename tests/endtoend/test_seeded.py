@@ -47,14 +47,9 @@ async def test_the_target_alone_draws_with_the_seeds_noise(plain: list[Generatio
 
 async def test_penalties_and_bans_are_those_of_the_distribution_that_is_drawn_from(stack, plain, reference, noise):
     often = tuple(plain[0].ids[:4])
-    options = SamplingOptions(
-        repetition_penalty=1.2,
-        presence_penalty=0.4,
-        frequency_penalty=0.6,
-        logit_bias=((often[0], 2.0),),
-        bad_word_ids=((often[1],), often[2:4]),
-        min_tokens=8,
-    )
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.6}
+    bans = {"logit_bias": ((often[0], 2.0),), "bad_word_ids": ((often[1],), often[2:4]), "min_tokens": 8}
+    options = SamplingOptions(**penalties, **bans)
     cases = [Case(text, NEW_TOKENS, options, often[:1], noise) for text in TEXTS]
     for drafter, settings in ((None, {}), (DRAFTERS[1], AHEAD), (DRAFTERS[0], ROUNDS | {"paths": 1})):
         found = await stack.run(drafter, requests(SEED, options=options, stop_token_ids=often[:1], **settings))

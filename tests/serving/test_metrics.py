@@ -281,11 +281,8 @@ def test_a_first_loss_is_an_increase() -> None:
     assert value(text, "output_resume_seconds_count", {"model_name": "toy"}) == 0
 
 
-def test_the_text_keeps_to_the_rules_of_prometheus(front: str, service: str) -> None:
+def test_the_text_keeps_to_the_rules_of_prometheus_and_openmetrics_is_spoken_where_it_is_asked_for(front, service):
     assert (faults(front), faults(service)) == ([], [])
-
-
-def test_openmetrics_is_spoken_where_it_is_asked_for(front: str) -> None:
     text, kind = Metrics().text("application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert text.endswith(b"# EOF\n")

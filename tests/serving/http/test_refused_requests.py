@@ -76,6 +76,8 @@ async def test_a_client_that_asks_too_often_is_told_when(outputs: FakeBackend) -
 SAY = {"prompt": "a"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 NAMED = {"type": "function", "function": {"name": "g"}}
+OF_ARRAYS = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+CALLED = "messages.0.tool_calls.0.function"
 CHATTING = {"messages": [{"role": "user", "content": "a"}]}
 HOW = "speculative"
 
@@ -155,17 +157,9 @@ WRONG_CHATS: list[tuple[dict[str, object], str | None, str]] = [  # beside the m
     ({"tools": [{}], "tool_choice": "auto"}, "tools.0.type", "it is required"),
     ({"tools": [{"type": "custom"}]}, "tools.0.type", "it may be 'function'"),
     ({"tools": [TOOL] * 513}, "tools", "at most 512 items"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
-        "tools.0.function.parameters",
-        'its type must be "object"',
-    ),
+    ({"tools": [OF_ARRAYS]}, "tools.0.function.parameters", 'its type must be "object"'),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name", "at least 1 character"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
-        "messages.0.tool_calls.0.function.name",
-        "at least 1 character",
-    ),
+    (said(role="assistant", tool_calls=[{"function": {"name": ""}}]), f"{CALLED}.name", "at least 1 character"),
     ({"tools": [TOOL], "tool_choice": NAMED}, "tool_choice", "does not match any of the specified `tools`"),
     *(
         ({"tools": [TOOL], "tool_choice": choice}, "tool_choice", 'or of type "allowed_tools"')
@@ -187,7 +181,7 @@ WRONG_CHATS: list[tuple[dict[str, object], str | None, str]] = [  # beside the m
     ({"skip_special_tokens": False}, "skip_special_tokens", "is not served"),
     ({"use_beam_search": True, "length_penalty": 1}, "use_beam_search", "is not served"),
     ({"seeed": None, "temprature": 0}, "temprature", "Unrecognized request argument"),
-    (said(role="assistant", tool_calls=[{"id": "a"}]), "messages.0.tool_calls.0.function", "it is required"),
+    (said(role="assistant", tool_calls=[{"id": "a"}]), CALLED, "it is required"),
     (said(role="assistant", audio={"id": "a"}), "messages.0.audio", "messages.0.audio: it is not served: leave it out"),
     ({"messages": CHATTING["messages"] * 4097}, "messages", "it must have at most 4096 items"),
     (formed(type="structural_tag"), "response_format.type", "it may be 'text', 'json_object' or 'json_schema'"),
