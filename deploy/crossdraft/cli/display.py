@@ -165,7 +165,6 @@ def figures(statistics: Statistics, audit: bool = False, ended: str = "") -> Tab
 def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
     """Names and values of the figures of every generation."""
     kinds = f"{statistics.accepted} accepted, {statistics.corrected} corrected, {statistics.bonus} bonus"
-    own, passes = statistics.verification_seconds, max(1, statistics.passes)
     return [
         ("tokens", f"{statistics.tokens} ({kinds})"),
         ("passes of the target", f"{statistics.passes} ({statistics.row_misses} row misses)"),
@@ -179,7 +178,7 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
         ("in the target", f"{statistics.target_seconds:.2f} s"),
         ("on the wire", f"{statistics.wire_seconds:.2f} s"),
         ("target idle", f"{statistics.idle_share:.0%} of the time"),
-        ("verification", f"{own:.3f} s ({1000 * own / passes:.2f} ms per pass)"),
+        ("verification", f"{statistics.verification_seconds:.3f} s ({statistics.round_milliseconds:.2f} ms per pass)"),
         ("bytes", f"{statistics.bytes_sent:,} sent, {statistics.bytes_received:,} received"),
         ("bytes per token", f"{statistics.bytes_per_token:,.0f}"),
     ]
@@ -188,12 +187,11 @@ def rows_of(statistics: Statistics) -> list[tuple[str, str]]:
 def events_of(statistics: Statistics) -> list[tuple[str, str]]:
     """Names and values of events that occurred; those that did not are left out."""
     branches = f"{statistics.branches} with {statistics.branch_tokens} draft tokens"
-    hit, tried = statistics.branches_hit, statistics.branches_tried
-    hits = f"{hit} of {tried} rejections ({hit / max(1, tried):.0%})"
+    hits = f"{statistics.branches_hit} of {statistics.branches_tried} rejections ({statistics.branch_hits:.0%})"
     rows = (
         (statistics.rewinds, "rewinds", f"{statistics.rewinds} in {statistics.epochs} epochs"),
         (statistics.branches, "prepared continuations", branches),
-        (tried, "prepared continuations used", hits),
+        (statistics.branches_tried, "prepared continuations used", hits),
         (statistics.stalls, "stalls", f"the target stopped waiting for draft tokens {statistics.stalls} times"),
         (statistics.speculated, "speculated passes", str(statistics.speculated)),
         (statistics.drafters_lost, "drafters lost", str(statistics.drafters_lost)),

@@ -296,8 +296,7 @@ class Driver:
             elif isinstance(command, events.Open):
                 target = isinstance(command.request, OpenTarget)
                 roster: Roster[Any] = self._services.targets if target else self._services.drafters
-                lane = ServiceLane(command, roster, self._report, self._take, self._context)
-                self._lanes[command.lane] = lane
+                lane = self._lanes[command.lane] = ServiceLane(command, roster, self._report, self._take, self._context)
                 self._measured.append(lane.watch)
             elif isinstance(command, events.Close):
                 self._lanes[command.lane].close(command.blame)

@@ -134,16 +134,13 @@ def admits(event: Event, state: State, lane: Any) -> bool:
             return False
         legal = TRANSITIONS[lane.state]
         if type(reply) not in legal or not lane.expects(reply):
-            raise IllegalEventError(_unexpected(reply, Ready in legal))
+            named = ", ".join(f"{name} {value}" for name, value in vars(reply).items() if type(value) is int)
+            said = f"{type(reply).__name__} ({named})" if named else type(reply).__name__
+            why = "from a lane that is not open" if Ready in legal else "was not asked for"
+            raise IllegalEventError(f"{said} {why}")
         return True
     if isinstance(event, Expired | Cancelled):
         return True
     if lane is not None and isinstance(event, Ready) and Ready not in TRANSITIONS[lane.state]:
         raise IllegalEventError("the lane is open already")
     return lane is not None
-
-
-def _unexpected(reply: Reply, opening: bool) -> str:
-    named = ", ".join(f"{name} {value}" for name, value in vars(reply).items() if type(value) is int)
-    said = f"{type(reply).__name__} ({named})" if named else type(reply).__name__
-    return f"{said} from a lane that is not open" if opening else f"{said} was not asked for"

@@ -123,10 +123,8 @@ class Statistics(Counted, Times):
     @property
     def acceptance_at(self) -> tuple[float, ...]:
         """For each position in a round: P(accepted | all before it were accepted)."""
-        return tuple(
-            accepted / judged if judged else 0.0
-            for accepted, judged in zip(self.accepted_at, self.judged_at, strict=True)
-        )
+        counted = zip(self.accepted_at, self.judged_at, strict=True)
+        return tuple(accepted / judged if judged else 0.0 for accepted, judged in counted)
 
     @property
     def accepted_length(self) -> float:
@@ -150,9 +148,19 @@ class Statistics(Counted, Times):
         return self.idle_seconds / self.target_lane_seconds if self.target_lane_seconds else 0.0
 
     @property
+    def round_milliseconds(self) -> float:
+        """CPU time in the state machine per pass."""
+        return 1000 * self.verification_seconds / self.passes if self.passes else 0.0
+
+    @property
     def bytes_per_token(self) -> float:
         """Serialized bytes, both services and directions, per emitted token."""
         return (self.bytes_sent + self.bytes_received) / self.tokens if self.tokens else 0.0
+
+    @property
+    def branch_hits(self) -> float:
+        """Share of the refusals with prepared continuations at hand that one of them matched."""
+        return self.branches_hit / self.branches_tried if self.branches_tried else 0.0
 
     @property
     def tokens_per_second(self) -> float:

@@ -301,9 +301,11 @@ class KVCacheManager:
     def _begin(self, request: ForwardRequest) -> CacheEntry | None:
         """An entry for a new session: an ended one whose whole text it continues, or a new one with a copied prefix."""
         found = self.cached_prefix(request.context)
-        if found is not None and not self._is_finite(*found):
-            self._prefixes.forget(found[0])
-            found = None
+        if found is not None:
+            pools = zip(self.pools, found[0].extents, strict=True)
+            if not all(pool.is_finite(extent.start, found[1] - extent.base) for pool, extent in pools):
+                self._prefixes.forget(found[0])
+                found = None
         if found is not None and found[0] in self._ended:
             if found[1] == len(found[0].cached.ids):
                 del self._ended[found[0]]
@@ -326,10 +328,6 @@ class KVCacheManager:
             self._copy_prefix(found[0], entry, found[1])
             self.record(entry, CachedTokens(request.context[: found[1]]), 0)
         return entry
-
-    def _is_finite(self, entry: CacheEntry, shared: int) -> bool:
-        pools = zip(self.pools, entry.extents, strict=True)
-        return all(pool.is_finite(extent.start, shared - extent.base) for pool, extent in pools)
 
     def _copy_prefix(self, source: CacheEntry, entry: CacheEntry, shared: int) -> None:
         """Copies the first tokens of another entry, or what is still read of them."""
