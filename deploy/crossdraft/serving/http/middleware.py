@@ -38,7 +38,7 @@ class HttpOptions(GenerationOptions):
 class Gate:
     """Paths under /v1 need a key, if there are keys, and count for the client's rate limit; all bodies have a limit.
 
-    A request's id is the client's header `x-request-id`, else a random one; every reply has it.
+    A request's id is the client's header `x-request-id`, else a random one; every reply that is made here has it.
     """
 
     def __init__(self, app: ASGIApp, options: HttpOptions) -> None:
